@@ -1,0 +1,55 @@
+"""Check codes before anything looks them up in a table."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from codecstream.errors import InvalidCodesError
+from codecstream.geometry import CodecGeometry
+
+__all__ = ["check_codes"]
+
+
+def check_codes(
+    codes: ArrayLike, geometry: CodecGeometry, *, seq: int | None = None
+) -> NDArray[np.int64]:
+    """Return ``codes`` as a fresh, contiguous int64 array ``[frames, codebooks]``.
+
+    Any integer width, byte order, memory layout and read-only buffer is accepted; 0 is a code
+    like any other.
+
+    Args:
+        codes: Integer ``[frames, codebooks]``; zero frames are allowed.
+        geometry: Says how many codebooks there are and how large they are.
+        seq: Packet number for the error message, when the codes came from the wire.
+
+    Raises:
+        InvalidCodesError: Wrong dtype or shape, or an id outside ``0..codebook_size - 1``; names
+            frame, codebook and value of the first one.
+    """
+    array = np.asarray(codes)
+    where = "" if seq is None else f"packet {seq}: "
+    if array.dtype.kind not in "iu":
+        raise InvalidCodesError(
+            f"{where}codes must be integers, not {array.dtype}", seq=seq
+        )
+    if array.ndim != 2 or array.shape[1] != geometry.codebooks:
+        raise InvalidCodesError(
+            f"{where}codes must have shape [frames, {geometry.codebooks}], "
+            f"not {list(array.shape)}",
+            seq=seq,
+        )
+    bad = (array < 0) | (array >= geometry.codebook_size)
+    if bad.any():
+        frame, codebook = (int(i) for i in np.argwhere(bad)[0])
+        value = int(array[frame, codebook])
+        raise InvalidCodesError(
+            f"{where}frame {frame}, codebook {codebook}: id {value} is outside "
+            f"0..{geometry.codebook_size - 1}",
+            seq=seq,
+            frame=frame,
+            codebook=codebook,
+            value=value,
+        )
+    return np.array(array, dtype=np.int64, order="C")

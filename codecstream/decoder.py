@@ -1,0 +1,199 @@
+"""Frames in, sound out: the state of one utterance on top of a decoder program.
+
+::
+
+    program = codecstream.load_program("artifact-dir")
+    decoder = codecstream.StreamDecoder(program)
+    for codes in packets:                  # int [n, 16], any n
+        for pcm in decoder.push(codes):    # float32 [1920 * frames], as chunks fill
+            play(pcm)
+    for pcm in decoder.finish():           # whatever is left
+        play(pcm)
+    decoder.reset()                        # ready for the next utterance
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from codecstream.codes import check_codes
+from codecstream.errors import DecoderStateError, OutputError
+from codecstream.runtimes import Program
+from codecstream.schedule import DEFAULT_RAMP, Ramp
+
+__all__ = ["StreamDecoder"]
+
+
+class StreamDecoder:
+    """Decodes one utterance at a time, chunk by chunk.
+
+    The audio does not depend on how frames were grouped into ``push`` calls or chunks, and
+    ``frames`` frames are exactly ``frames * 1920`` samples once ``finish`` is exhausted.
+
+    A decoder belongs to one thread at a time; several decoders may share one program.
+
+    Args:
+        program: From :func:`codecstream.load_program`.
+        schedule: Frames per chunk; the last size repeats.
+
+    Raises:
+        ValueError: The schedule is empty or not positive, or asks for more than the program takes.
+    """
+
+    def __init__(self, program: Program, schedule: Ramp | Iterable[int] = DEFAULT_RAMP) -> None:
+        self._program = program
+        self._ramp = Ramp.of(schedule)
+        largest = max(self._ramp.sizes)
+        if program.max_frames is not None and largest > program.max_frames:
+            raise ValueError(
+                f"the schedule asks for chunks of {largest} frames, "
+                f"the program takes at most {program.max_frames}"
+            )
+        self.reset()
+
+    def reset(self) -> None:
+        """Drop frames and state; bit for bit a new decoder."""
+        self._state = self._program.initial_state()
+        self._pending = _FrameQueue()
+        self._finishing = False
+        self._chunks = 0
+        self._frames = 0
+
+    @property
+    def frames_pending(self) -> int:
+        """Frames pushed but not decoded yet."""
+        return self._pending.frames
+
+    @property
+    def frames_decoded(self) -> int:
+        """Frames whose audio was handed out since the last reset."""
+        return self._frames
+
+    def push(self, codes: ArrayLike) -> Iterator[NDArray[np.float32]]:
+        """Take frames and return an iterator over the chunks that are now full.
+
+        The frames are checked and taken at once; each chunk is decoded when the iterator is asked
+        for it. Chunks that nobody asked for come from the next ``push`` or ``finish``. When
+        decoding a chunk fails, its frames and the state stay as they were: the next iterator
+        tries it again.
+
+        Args:
+            codes: Integer ``[frames, codebooks]``, ids from 0 to 2047; zero frames are allowed.
+
+        Returns:
+            An iterator over float32 ``[samples]`` at 24 kHz.
+
+        Raises:
+            InvalidCodesError: The codes cannot be decoded; none of them was taken.
+            DecoderStateError: ``finish`` was called and ``reset`` was not.
+            DecoderError: While iterating: the program failed.
+            OutputError: While iterating: the program returned NaN, Inf or a wrong length.
+        """
+        self._require_open("push")
+        self._pending.append(check_codes(codes, self._program.geometry))
+        return self._decode_pending()
+
+    def finish(self) -> Iterator[NDArray[np.float32]]:
+        """Return an iterator over what is left, the short last chunk included.
+
+        Errors while iterating are those of :meth:`push`; ``finish`` may then be called again.
+        """
+        self._finishing = True
+        return self._decode_pending()
+
+    def prime(self, codes: ArrayLike) -> None:
+        """Run reference frames through the state and discard their audio.
+
+        What is pushed afterwards sounds as if it followed those frames; it starts with the first
+        chunk size again. When it fails, the state stays as it was.
+
+        Args:
+            codes: Integer ``[frames, codebooks]``.
+
+        Raises:
+            DecoderStateError: Frames are pending, or ``finish`` was called.
+            InvalidCodesError, DecoderError, OutputError: As for :meth:`push`.
+        """
+        self._require_open("prime")
+        if self._pending.frames:
+            raise DecoderStateError(
+                f"prime() with {self._pending.frames} frames pending: prime first, then push"
+            )
+        checked = check_codes(codes, self._program.geometry)
+        state = self._state
+        largest = max(self._ramp.sizes)
+        for start in range(0, len(checked), largest):
+            _, state = self._step(checked[start : start + largest], state)
+        self._state = state
+
+    def _require_open(self, call: str) -> None:
+        if self._finishing:
+            raise DecoderStateError(f"{call}() after finish(): call reset() for the next utterance")
+
+    def _decode_pending(self) -> Iterator[NDArray[np.float32]]:
+        pending = self._pending
+        while pending.frames and pending is self._pending:  # reset() ends older iterators
+            size = self._ramp.size(self._chunks)
+            if pending.frames < size:
+                if not self._finishing:
+                    return
+                size = pending.frames
+            pcm, state = self._step(pending.peek(size), self._state)
+            self._state = state
+            pending.drop(size)
+            self._chunks += 1
+            self._frames += size
+            yield pcm
+
+    def _step(
+        self, codes: NDArray[np.int64], state: object
+    ) -> tuple[NDArray[np.float32], object]:
+        pcm, after = self._program.step(codes, state)
+        expected = len(codes) * self._program.geometry.samples_per_frame
+        if pcm.shape != (expected,):
+            raise OutputError(
+                f"the program returned shape {list(pcm.shape)} for {len(codes)} frames, "
+                f"which are [{expected}] samples"
+            )
+        if not np.isfinite(pcm).all():
+            bad = int(np.count_nonzero(~np.isfinite(pcm)))
+            raise OutputError(f"the program returned NaN or Inf in {bad} of {expected} samples")
+        return pcm, after
+
+
+class _FrameQueue:
+    """Frames waiting to be decoded; taking a chunk costs the chunk, whatever waits behind it."""
+
+    def __init__(self) -> None:
+        self._parts: deque[NDArray[np.int64]] = deque()
+        self.frames = 0
+
+    def append(self, codes: NDArray[np.int64]) -> None:
+        if len(codes):
+            self._parts.append(codes)
+            self.frames += len(codes)
+
+    def peek(self, frames: int) -> NDArray[np.int64]:
+        """Return the first ``frames`` frames, contiguous, and keep them."""
+        taken: list[NDArray[np.int64]] = []
+        missing = frames
+        for part in self._parts:
+            if missing <= 0:
+                break
+            taken.append(part[:missing])
+            missing -= len(taken[-1])
+        return np.concatenate(taken)
+
+    def drop(self, frames: int) -> None:
+        """Remove the first ``frames`` frames."""
+        self.frames -= frames
+        while frames:
+            first = self._parts.popleft()
+            if len(first) > frames:
+                self._parts.appendleft(first[frames:])
+                return
+            frames -= len(first)

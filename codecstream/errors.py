@@ -1,0 +1,200 @@
+"""Everything that codecstream raises on purpose.
+
+::
+
+    CodecStreamError                     root of all
+    ├── InvalidCodesError                codes outside the codebook, of a wrong dtype or shape
+    ├── DecoderError                     the decoder could not turn good codes into sound
+    │   ├── DecoderStateError            a call that the decoder's state does not allow
+    │   └── OutputError                  short or long output, NaN or Inf: never played
+    ├── ArtifactError                    a decoder artifact is missing, damaged or not for this runtime
+    ├── MissingDependencyError           an optional package is not installed; names the extra
+    ├── PlaybackError                    no sound device, or it failed
+    ├── WireError                        a message is not what the wire format allows
+    ├── ConnectionFailedError            no connection to the server could be made
+    ├── LocalProtocolError               this program misused the client
+    └── UtteranceError                   an utterance did not end well; says how far it got
+        ├── RemoteProtocolError          the server broke the protocol
+        │   ├── SequenceError            a packet is missing or repeated
+        │   └── StreamMismatchError      the stream is not for this decoder artifact
+        ├── ServerError                  the server reported a failure
+        └── IncompleteError              the stream ended early; what came was not all
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "ArtifactError",
+    "CodecStreamError",
+    "ConnectionFailedError",
+    "DecoderError",
+    "DecoderStateError",
+    "IncompleteError",
+    "InvalidCodesError",
+    "LocalProtocolError",
+    "MissingDependencyError",
+    "OutputError",
+    "PlaybackError",
+    "RemoteProtocolError",
+    "SequenceError",
+    "ServerError",
+    "StreamMismatchError",
+    "UtteranceError",
+    "WireError",
+]
+
+
+class CodecStreamError(Exception):
+    """Root of all errors of this package."""
+
+
+class InvalidCodesError(CodecStreamError, ValueError):
+    """Codes that must not reach a decoder.
+
+    Attributes:
+        seq: Packet in which they came, or None when they did not come from the wire.
+        frame: Index of the first bad frame within the codes given, or None.
+        codebook: Index of the first bad codebook in that frame, or None.
+        value: The bad id, or None when dtype or shape is the problem.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        seq: int | None = None,
+        frame: int | None = None,
+        codebook: int | None = None,
+        value: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.seq = seq
+        self.frame = frame
+        self.codebook = codebook
+        self.value = value
+
+
+class DecoderError(CodecStreamError):
+    """The decoder program failed on valid codes. The state stays as before the failed chunk."""
+
+
+class DecoderStateError(DecoderError):
+    """A call out of order, such as ``push`` after ``finish`` without ``reset``."""
+
+
+class OutputError(DecoderError):
+    """The program returned audio of a wrong length, or NaN or Inf; it is not handed out."""
+
+
+class ArtifactError(CodecStreamError):
+    """A decoder artifact cannot be used; the message names the file and what to do."""
+
+
+class MissingDependencyError(CodecStreamError, ImportError):
+    """An optional package is missing; the message has the pip line."""
+
+
+class PlaybackError(CodecStreamError):
+    """Sound cannot be played; everything but playing still works."""
+
+
+class WireError(CodecStreamError):
+    """Bytes or text that are no message of the protocol; the message has the byte counts."""
+
+
+class ConnectionFailedError(CodecStreamError):
+    """No connection to the server could be made; nothing of an utterance was lost."""
+
+
+class LocalProtocolError(CodecStreamError):
+    """This program asked for something that the protocol does not allow now."""
+
+
+class UtteranceError(CodecStreamError):
+    """An utterance did not end well.
+
+    Attributes:
+        utterance_index: The server's count on this connection, or None when it never started.
+        frames_received: Valid frames that had arrived.
+    """
+
+    def __init__(
+        self, message: str, *, utterance_index: int | None = None, frames_received: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.utterance_index = utterance_index
+        self.frames_received = frames_received
+
+
+class RemoteProtocolError(UtteranceError):
+    """The server sent something that the protocol does not allow."""
+
+
+class SequenceError(RemoteProtocolError):
+    """Packets are missing or repeated.
+
+    Attributes:
+        expected: The sequence number that should have come.
+        received: The one that came.
+    """
+
+    def __init__(self, message: str, *, expected: int, received: int, **kwargs: Any) -> None:
+        super().__init__(message, **kwargs)
+        self.expected = expected
+        self.received = received
+
+
+class StreamMismatchError(RemoteProtocolError):
+    """The offered stream is not what the loaded artifact decodes; nothing was decoded.
+
+    Attributes:
+        field: The field of ``codec.start``.
+        wanted: What the artifact needs.
+        offered: What the server offers.
+    """
+
+    def __init__(
+        self, message: str, *, field: str, wanted: object, offered: object, **kwargs: Any
+    ) -> None:
+        super().__init__(message, **kwargs)
+        self.field = field
+        self.wanted = wanted
+        self.offered = offered
+
+
+class ServerError(UtteranceError):
+    """The server reported a failure; its message is the text.
+
+    Attributes:
+        refused: True when it failed before any frame, such as a mode that is not supported.
+    """
+
+    def __init__(self, message: str, *, refused: bool = False, **kwargs: Any) -> None:
+        super().__init__(message, **kwargs)
+        self.refused = refused
+
+
+class IncompleteError(UtteranceError):
+    """The stream ended before the utterance was complete.
+
+    Attributes:
+        close_code: The WebSocket's close code when the connection ended, else None.
+        expected: What ``codec.done`` claimed, when that is what does not match.
+        received: What arrived.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        close_code: int | None = None,
+        expected: int | None = None,
+        received: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(message, **kwargs)
+        self.close_code = close_code
+        self.expected = expected
+        self.received = received

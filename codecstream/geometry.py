@@ -1,0 +1,56 @@
+"""The numbers that tie codec frames to sound.
+
+>>> from codecstream import CodecGeometry
+>>> CodecGeometry().samples_per_frame
+1920
+>>> CodecGeometry(sample_rate_hz=44100)
+Traceback (most recent call last):
+    ...
+ValueError: 44100 Hz is not a whole number of samples per frame at 12.5 frames per second
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+__all__ = ["CodecGeometry"]
+
+
+@dataclass(frozen=True, slots=True)
+class CodecGeometry:
+    """Rates and sizes of one codec; the defaults are the Qwen3-TTS 12 Hz tokenizer's.
+
+    Attributes:
+        codebooks: Code ids per frame (1 semantic and 15 acoustic).
+        codebook_size: Ids run from 0 to ``codebook_size - 1``.
+        frame_rate_hz: Frames per second of audio.
+        sample_rate_hz: Samples per second of the decoded mono audio.
+        samples_per_frame: Derived: samples that one frame becomes, exactly.
+
+    Raises:
+        ValueError: A value is not positive, or a frame is not a whole number of samples.
+    """
+
+    codebooks: int = 16
+    codebook_size: int = 2048
+    frame_rate_hz: float = 12.5
+    sample_rate_hz: int = 24_000
+    samples_per_frame: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("codebooks", "codebook_size", "frame_rate_hz", "sample_rate_hz"):
+            value = getattr(self, name)
+            if not value > 0:
+                raise ValueError(f"{name} must be positive, not {value!r}")
+        samples = Fraction(self.sample_rate_hz) / Fraction(self.frame_rate_hz)
+        if samples.denominator != 1:
+            raise ValueError(
+                f"{self.sample_rate_hz} Hz is not a whole number of samples per frame "
+                f"at {self.frame_rate_hz} frames per second"
+            )
+        object.__setattr__(self, "samples_per_frame", samples.numerator)
+
+    def seconds(self, frames: int) -> float:
+        """Return the duration of ``frames`` frames in seconds of audio."""
+        return frames * self.samples_per_frame / self.sample_rate_hz

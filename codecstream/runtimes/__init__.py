@@ -1,0 +1,109 @@
+"""One module per runtime, each with the same verbs; none imports another.
+
+A runtime module has ``load(artifact, threads) -> Program``. It imports its runtime inside that
+function, so that a device needs only the one that it uses.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codecstream.artifact import Artifact, Manifest, open_artifact
+from codecstream.cpus import usable_cpus
+from codecstream.errors import ArtifactError
+from codecstream.geometry import CodecGeometry
+
+__all__ = ["Program", "load_program", "warm_up"]
+
+_RUNTIMES = {"onnx": "codecstream.runtimes.onnx"}
+
+
+class Program(Protocol):
+    """A loaded decoder program. It has no state of its own: any number of streams may share it.
+
+    ``step`` may be called from several threads at once, with a different state each.
+    """
+
+    @property
+    def geometry(self) -> CodecGeometry:
+        """Rates and sizes of the codec."""
+
+    @property
+    def max_frames(self) -> int | None:
+        """The largest chunk in frames, or None for any."""
+
+    @property
+    def decoder_id(self) -> str | None:
+        """Name of the codec, to hold against the one that a server offers; None for any."""
+
+    def initial_state(self) -> Any:
+        """Return the state of a new stream."""
+
+    def step(self, codes: NDArray[np.int64], state: Any) -> tuple[NDArray[np.float32], Any]:
+        """Decode one chunk.
+
+        Args:
+            codes: int64 ``[frames, codebooks]``, contiguous and already checked.
+            state: From :meth:`initial_state` or the step before. It is left as it is.
+
+        Returns:
+            The audio, float32 ``[frames * samples_per_frame]``, which never changes afterwards,
+            and the state for the next step.
+        """
+
+
+def load_program(
+    folder: str | Path,
+    threads: int | None = None,
+    *,
+    warmup: bool = True,
+    verify_hashes: bool = True,
+) -> Program:
+    """Load a decoder artifact with the runtime that its manifest names.
+
+    Args:
+        folder: The artifact's folder, written by ``codecstream-export``.
+        threads: Threads that decode; None for as many as this process may use, by CPU affinity
+            and the container's limit.
+        warmup: Decode each chunk size of the artifact's ramp once, so that the first chunk of a
+            stream takes no longer than the later ones. It leaves no trace in any stream.
+        verify_hashes: See :func:`codecstream.artifact.open_artifact`.
+
+    Raises:
+        ArtifactError: The artifact is missing, damaged, or not for the installed runtime.
+        MissingDependencyError: The runtime is not installed; the message has the pip line.
+        ValueError: ``threads`` is not positive.
+    """
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads must be at least 1, not {threads}")
+    artifact = open_artifact(folder, verify_hashes=verify_hashes)
+    manifest = artifact.manifest
+    if manifest.mode != "stateful" or manifest.runtime not in _RUNTIMES:
+        raise ArtifactError(
+            f"{artifact.folder} is a {manifest.mode} program for {manifest.runtime}; this codecstream "
+            f"runs stateful programs for {', '.join(_RUNTIMES)}"
+        )
+    runtime = importlib.import_module(_RUNTIMES[manifest.runtime])
+    program: Program = runtime.load(artifact, threads or usable_cpus())
+    if warmup:
+        warm_up(program, manifest)
+    return program
+
+
+def warm_up(program: Program, manifest: Manifest) -> None:
+    """Run each size of the ramp once on a throw-away state."""
+    for frames in sorted(set(manifest.ramp)):
+        codes = np.zeros((frames, program.geometry.codebooks), np.int64)
+        program.step(codes, program.initial_state())
+
+
+def describe(artifact: Artifact) -> str:
+    """Return the artifact in a few words, for messages."""
+    manifest = artifact.manifest
+    made_with = ", ".join(f"{name} {version}" for name, version in manifest.made_with.items())
+    return f"{artifact.program_path.name} ({manifest.runtime} {manifest.precision}, made with {made_with})"

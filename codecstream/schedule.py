@@ -1,0 +1,58 @@
+"""How many frames go into the next chunk.
+
+A ramp starts with small chunks, for an early first sound, and grows to large ones, which cost
+less per frame:
+
+>>> from codecstream.schedule import Ramp
+>>> ramp = Ramp((2, 4, 8, 16, 25))
+>>> [ramp.size(i) for i in range(7)]
+[2, 4, 8, 16, 25, 25, 25]
+>>> ramp.split(60)
+[2, 4, 8, 16, 25, 5]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ["DEFAULT_RAMP", "Ramp"]
+
+DEFAULT_RAMP = (2, 4, 8, 16, 25)
+"""Frames per chunk; 25 frames are 2 s of audio."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """Chunk sizes in frames; the last one repeats.
+
+    Raises:
+        ValueError: No size, or one that is not a positive integer.
+    """
+
+    sizes: tuple[int, ...] = DEFAULT_RAMP
+
+    def __post_init__(self) -> None:
+        sizes = tuple(self.sizes)
+        if not sizes or any(type(size) is not int or size < 1 for size in sizes):
+            raise ValueError(
+                f"a schedule is one or more positive whole numbers of frames, not {self.sizes!r}"
+            )
+        object.__setattr__(self, "sizes", sizes)
+
+    @classmethod
+    def of(cls, sizes: Ramp | Iterable[int]) -> Ramp:
+        """Return ``sizes`` as a ramp."""
+        return sizes if isinstance(sizes, Ramp) else cls(tuple(sizes))
+
+    def size(self, index: int) -> int:
+        """Return the size in frames of chunk ``index``, counted from 0."""
+        return self.sizes[min(index, len(self.sizes) - 1)]
+
+    def split(self, frames: int) -> list[int]:
+        """Return the sizes of all chunks of ``frames`` frames, the short tail included."""
+        sizes: list[int] = []
+        while frames > 0:
+            sizes.append(min(self.size(len(sizes)), frames))
+            frames -= sizes[-1]
+        return sizes

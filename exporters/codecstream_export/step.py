@@ -1,0 +1,356 @@
+"""The decoder as a step: ``(codes, *state) -> (pcm, *state)``, exact for every chunk size.
+
+What makes chunked decoding equal to decoding everything at once:
+
+- Every convolution keeps the last ``(kernel - 1) * dilation`` columns of its own *input*, after
+  the activation in front of it. Zeros there are exactly the eager decoder's causal padding.
+- A transposed convolution with kernel ``2 s`` and stride ``s`` is a two-tap convolution to ``s``
+  times as many channels and a reshape; it keeps one input column. Nothing is computed to be cut.
+- Attention keeps the keys, *before* rotary embedding, and values of the last ``window - 1``
+  frames. Rotary embedding sees differences of positions only, so each step rotates its own window
+  with positions from 0: no position ever grows, and hour two is as exact as second two.
+- ``frames_valid`` marks which kept frames are real. "No history" is not "a history of zeros".
+
+Weights that the eager decoder derives from others on every call (codebook averages, Snake's
+exponentials, norm weights, layer scales) are folded into the neighbouring matrices once, here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from codecstream_export import eager
+from codecstream_export.config import DecoderConfig
+
+__all__ = ["StateTensor", "StepDecoder", "decode_in_chunks"]
+
+MASKED = -1e9  # finite: exp() of it is 0 in float32, and no Inf - Inf can make a NaN
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """One float32 tensor of a stream's state; a new stream holds zeros."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+class StateCursor:
+    """Carries a stream's state through one step: the layers' histories in, their successors out."""
+
+    def __init__(self, old: Mapping[str, Tensor]) -> None:
+        self._old = old
+        self.new: dict[str, Tensor] = {}
+
+    def extend(self, item: StateTensor, x: Tensor, dim: int = -1) -> Tensor:
+        """Return ``x`` with its history in front along ``dim``; keep the newest part as history."""
+        history = self._old[item.name]
+        joined = torch.cat((history, x), dim=dim)
+        self.new[item.name] = joined.narrow(dim, x.shape[dim], history.shape[dim])
+        return joined
+
+
+class StepConv1d(nn.Module):
+    """A causal convolution over ``history + x``."""
+
+    def __init__(self, source: eager.CausalConv1d, name: str) -> None:
+        super().__init__()
+        conv = source.conv
+        self.weight, self.bias = _constant(conv.weight), _constant(conv.bias)
+        self.dilation, self.groups = conv.dilation[0], conv.groups
+        self.state = _history(name, conv.in_channels, source.history)
+
+    def forward(self, x: Tensor, cursor: StateCursor) -> Tensor:
+        for item in self.state:  # none where the kernel has one tap
+            x = cursor.extend(item, x)
+        return F.conv1d(x, self.weight, self.bias, dilation=self.dilation, groups=self.groups)
+
+
+class StepConvTranspose1d(nn.Module):
+    """A transposed convolution as a plain one to ``stride`` times the channels."""
+
+    def __init__(self, source: eager.CausalConvTranspose1d, name: str) -> None:
+        super().__init__()
+        conv, stride = source.conv, source.stride
+        cin, self.channels = conv.in_channels, conv.out_channels
+        taps = conv.kernel_size[0] // stride
+        # [cin, cout, taps * stride] -> [cout, stride, cin, taps], the oldest input's tap first.
+        weight = conv.weight.view(cin, self.channels, taps, stride).permute(1, 3, 0, 2).flip(-1)
+        self.weight = _constant(weight.reshape(self.channels * stride, cin, taps))
+        self.bias = _constant(conv.bias.repeat_interleave(stride))
+        self.stride = stride
+        self.state = _history(name, cin, taps - 1)
+
+    def forward(self, x: Tensor, cursor: StateCursor) -> Tensor:
+        for item in self.state:
+            x = cursor.extend(item, x)
+        y = F.conv1d(x, self.weight, self.bias)
+        y = y.view(1, self.channels, self.stride, -1).transpose(2, 3)
+        return y.reshape(1, self.channels, -1)
+
+
+class StepSnake(nn.Module):
+    """SnakeBeta with its two constants computed beforehand."""
+
+    def __init__(self, source: eager.SnakeBeta) -> None:
+        super().__init__()
+        self.frequency = _constant(source.alpha.exp()[None, :, None])
+        self.gain = _constant(1.0 / (source.beta.exp()[None, :, None] + eager.SNAKE_EPS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        s = torch.sin(x * self.frequency)
+        return x + s * s * self.gain
+
+
+class StepQuantizer(nn.Module):
+    """All codebooks as one table; the semantic one is projected apart from the acoustic ones."""
+
+    def __init__(self, source: eager.SplitQuantizer, config: DecoderConfig) -> None:
+        super().__init__()
+        levels = [*source.rvq_first.vq.layers, *source.rvq_rest.vq.layers]
+        tables = [level._codebook.table() for level in levels]
+        self.table = _constant(torch.cat(tables))
+        offsets = torch.arange(config.num_quantizers) * config.codebook_size
+        self.register_buffer("offsets", offsets[None, :, None])
+        projections = (source.rvq_first.output_proj, source.rvq_rest.output_proj)
+        # Both projections side by side: one matrix product over [semantic, sum of acoustic].
+        self.weight = _constant(torch.cat([p.weight.squeeze(-1) for p in projections], dim=1))
+
+    def forward(self, codes: Tensor) -> Tensor:
+        entries = F.embedding(codes + self.offsets, self.table)  # [1, codebooks, n, dim]
+        pair = torch.cat((entries[:, 0], entries[:, 1:].sum(dim=1)), dim=-1)
+        return F.linear(pair, self.weight).transpose(1, 2)
+
+
+class StepAttention(nn.Module):
+    """Attention over the kept frames and the new ones; norm weight and scales folded in."""
+
+    def __init__(self, source: eager.TransformerLayer, config: DecoderConfig, name: str) -> None:
+        super().__init__()
+        attention = source.self_attn
+        self.heads, self.kv_heads = attention.heads, attention.kv_heads
+        self.head_dim = attention.head_dim
+        self.kv_head_of = [i * self.kv_heads // self.heads for i in range(self.heads)]
+        q = attention.q_proj.weight * self.head_dim**-0.5
+        qkv = torch.cat((q, attention.k_proj.weight, attention.v_proj.weight))
+        self.qkv = _constant(qkv * source.input_layernorm.weight)
+        scale = source.self_attn_layer_scale.scale[:, None]
+        self.out = _constant(attention.o_proj.weight * scale)
+        self.eps = source.input_layernorm.eps
+        kept = config.sliding_window - 1
+        shape = (self.kv_heads, kept, self.head_dim)
+        self.state = (StateTensor(f"{name}.keys", shape), StateTensor(f"{name}.values", shape))
+
+    def forward(
+        self, x: Tensor, cursor: StateCursor, rotary: tuple[Tensor, Tensor], bias: Tensor
+    ) -> Tensor:
+        n = x.shape[1]
+        qkv = F.linear(_normalise(x, self.eps), self.qkv)
+        qkv = qkv.view(n, self.heads + 2 * self.kv_heads, self.head_dim).transpose(0, 1)
+        q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads))
+        keys, values = self.state
+        k, v = cursor.extend(keys, k, dim=1), cursor.extend(values, v, dim=1)
+        cos, sin = rotary
+        kept = cos.shape[0] - n
+        q, k = eager.rotate(q, cos[kept:], sin[kept:]), eager.rotate(k, cos, sin)
+        if self.kv_heads != self.heads:
+            k, v = self._share(k), self._share(v)
+        weights = torch.softmax(torch.matmul(q, k.transpose(1, 2)) + bias, dim=-1)
+        mixed = torch.matmul(weights, v).transpose(0, 1)
+        return x + F.linear(mixed.reshape(1, n, self.heads * self.head_dim), self.out)
+
+    def _share(self, x: Tensor) -> Tensor:
+        """Give each group of query heads its key or value head: ``[heads, m, head_dim]``."""
+        return torch.cat([x[i : i + 1] for i in self.kv_head_of], dim=0)
+
+
+class StepMlp(nn.Module):
+    """The gated feed-forward part, gate and input projection in one matrix product."""
+
+    def __init__(self, source: eager.TransformerLayer) -> None:
+        super().__init__()
+        mlp, norm = source.mlp, source.post_attention_layernorm
+        self.gate_up = _constant(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)) * norm.weight)
+        self.down = _constant(mlp.down_proj.weight * source.mlp_layer_scale.scale[:, None])
+        self.eps = norm.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = F.linear(_normalise(x, self.eps), self.gate_up).chunk(2, dim=-1)
+        return x + F.linear(F.silu(gate) * up, self.down)
+
+
+class StepTransformer(nn.Module):
+    """The sliding-window transformer over ``[1, n, latent]``."""
+
+    def __init__(self, source: eager.Transformer, config: DecoderConfig) -> None:
+        super().__init__()
+        self.window = config.sliding_window
+        self.head_dim, self.theta = config.head_dim, config.rope_theta
+        self.input_weight = _constant(source.input_proj.weight)
+        self.input_bias = _constant(source.input_proj.bias)
+        self.attentions = nn.ModuleList(
+            StepAttention(layer, config, f"transformer.{i}") for i, layer in enumerate(source.layers)
+        )
+        self.mlps = nn.ModuleList(StepMlp(layer) for layer in source.layers)
+        self.output_weight = _constant(source.output_proj.weight * source.norm.weight)
+        self.output_bias = _constant(source.output_proj.bias)
+        self.eps = source.norm.eps
+        self.state = (StateTensor("frames_valid", (1, self.window - 1)),)
+
+    def forward(self, x: Tensor, cursor: StateCursor) -> Tensor:
+        n = x.shape[1]
+        (frames_valid,) = self.state
+        valid = cursor.extend(frames_valid, torch.ones(1, n))
+        keys = torch.arange(self.window - 1 + n)  # positions in this step's own window
+        queries = keys[self.window - 1 :]
+        distance = queries[:, None] - keys[None, :]
+        visible = (distance >= 0) & (distance < self.window) & (valid > 0.5)
+        bias = torch.where(visible, 0.0, MASKED)
+        rotary = eager.rotary_tables(keys, self.head_dim, self.theta)
+        x = F.linear(x, self.input_weight, self.input_bias)
+        for attention, mlp in zip(self.attentions, self.mlps, strict=True):
+            x = mlp(attention(x, cursor, rotary, bias))
+        return F.linear(_normalise(x, self.eps), self.output_weight, self.output_bias)
+
+
+class StepConvNeXt(nn.Module):
+    """Depthwise convolution with history, then the per-position part with gamma folded in."""
+
+    def __init__(self, source: eager.ConvNeXtBlock, name: str) -> None:
+        super().__init__()
+        self.depthwise = StepConv1d(source.dwconv, f"{name}.depthwise")
+        self.channels = source.gamma.shape[0]
+        self.eps = source.norm.eps
+        # LayerNorm's affine part goes into the first projection, gamma into the second.
+        expand = source.pwconv1
+        self.expand_weight = _constant(expand.weight * source.norm.weight)
+        self.expand_bias = _constant(expand.bias + expand.weight @ source.norm.bias)
+        self.reduce_weight = _constant(source.pwconv2.weight * source.gamma[:, None])
+        self.reduce_bias = _constant(source.pwconv2.bias * source.gamma)
+
+    def forward(self, x: Tensor, cursor: StateCursor) -> Tensor:
+        y = self.depthwise(x, cursor).transpose(1, 2)
+        y = F.layer_norm(y, (self.channels,), eps=self.eps)
+        y = F.gelu(F.linear(y, self.expand_weight, self.expand_bias))
+        return x + F.linear(y, self.reduce_weight, self.reduce_bias).transpose(1, 2)
+
+
+class StepResidualUnit(nn.Module):
+    def __init__(self, source: eager.ResidualUnit, name: str) -> None:
+        super().__init__()
+        self.act1, self.act2 = StepSnake(source.act1), StepSnake(source.act2)
+        self.conv1 = StepConv1d(source.conv1, f"{name}.conv1")
+        self.conv2 = StepConv1d(source.conv2, f"{name}.conv2")
+
+    def forward(self, x: Tensor, cursor: StateCursor) -> Tensor:
+        y = self.conv1(self.act1(x), cursor)
+        y = self.conv2(self.act2(y), cursor)
+        return x + y  # type: ignore[no-any-return]
+
+
+class StepUpsampleBlock(nn.Module):
+    def __init__(self, source: eager.UpsampleBlock, name: str) -> None:
+        super().__init__()
+        snake, transposed, *units = source.block
+        self.act = StepSnake(snake)
+        self.upsample = StepConvTranspose1d(transposed, f"{name}.upsample")
+        self.units = nn.ModuleList(
+            StepResidualUnit(unit, f"{name}.unit{i}") for i, unit in enumerate(units)
+        )
+
+    def forward(self, x: Tensor, cursor: StateCursor) -> Tensor:
+        x = self.upsample(self.act(x), cursor)
+        for unit in self.units:
+            x = unit(x, cursor)
+        return x
+
+
+class StepDecoder(nn.Module):
+    """One step of the decoder.
+
+    ``forward(codes, *state)``: codes int64 ``[1, codebooks, n]`` for any ``n >= 1`` and the state
+    tensors of :attr:`state`, in order; returns pcm float32 ``[n * 1920]`` in [-1, 1] and the next
+    state in the same order.
+    """
+
+    def __init__(self, source: eager.EagerDecoder) -> None:
+        super().__init__()
+        config = source.config
+        self.config = config
+        with torch.no_grad():
+            self.quantizer = StepQuantizer(source.quantizer, config)
+            self.pre_conv = StepConv1d(source.pre_conv, "pre_conv")
+            self.transformer = StepTransformer(source.pre_transformer, config)
+            self.upsamples = nn.ModuleList()
+            self.mixers = nn.ModuleList()
+            for i, (transposed, block) in enumerate(source.upsample):  # type: ignore[arg-type]
+                self.upsamples.append(StepConvTranspose1d(transposed, f"upsample.{i}"))
+                self.mixers.append(StepConvNeXt(block, f"upsample.{i}"))
+            head, *blocks, snake, tail = source.decoder
+            assert isinstance(head, eager.CausalConv1d) and isinstance(tail, eager.CausalConv1d)
+            assert isinstance(snake, eager.SnakeBeta)
+            self.head = StepConv1d(head, "decoder.head")
+            self.blocks = nn.ModuleList(
+                StepUpsampleBlock(block, f"decoder.{i}")  # type: ignore[arg-type]
+                for i, block in enumerate(blocks)
+            )
+            self.snake = StepSnake(snake)
+            self.tail = StepConv1d(tail, "decoder.tail")
+        parts = list(self.modules())[1:]
+        self.state: tuple[StateTensor, ...] = tuple(
+            item for part in parts for item in getattr(part, "state", ())
+        )
+        self.eval().requires_grad_(False)
+
+    def initial_state(self) -> list[Tensor]:
+        """Return the state of a new stream."""
+        return [torch.zeros(item.shape) for item in self.state]
+
+    def forward(self, codes: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        names = [item.name for item in self.state]
+        cursor = StateCursor(dict(zip(names, state, strict=True)))
+        x = self.pre_conv(self.quantizer(codes), cursor)
+        x = self.transformer(x.transpose(1, 2), cursor).transpose(1, 2)
+        for upsample, mixer in zip(self.upsamples, self.mixers, strict=True):
+            x = mixer(upsample(x, cursor), cursor)
+        x = self.head(x, cursor)
+        for block in self.blocks:
+            x = block(x, cursor)
+        x = self.tail(self.snake(x), cursor)
+        return (x.reshape(-1).clamp(-1.0, 1.0), *(cursor.new[name] for name in names))
+
+
+def decode_in_chunks(
+    step: StepDecoder, codes: Tensor, sizes: Sequence[int], state: Sequence[Tensor] | None = None
+) -> Tensor:
+    """Decode codes int64 ``[frames, codebooks]`` in chunks of ``sizes``; return pcm ``[samples]``."""
+    current = list(state) if state is not None else step.initial_state()
+    parts = []
+    start = 0
+    for size in sizes:
+        pcm, *current = step(codes[start : start + size].T[None], *current)
+        parts.append(pcm)
+        start += size
+    if start != len(codes):
+        raise ValueError(f"chunk sizes add up to {start} frames, not {len(codes)}")
+    return torch.cat(parts) if parts else torch.zeros(0)
+
+
+def _normalise(x: Tensor, eps: float) -> Tensor:
+    """RMSNorm without its weight, which is folded into the projection that follows."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def _constant(tensor: Tensor | None) -> nn.Parameter:
+    assert tensor is not None
+    return nn.Parameter(tensor.detach().clone().contiguous(), requires_grad=False)
+
+
+def _history(name: str, channels: int, columns: int) -> tuple[StateTensor, ...]:
+    return (StateTensor(name, (1, channels, columns)),) if columns else ()
+

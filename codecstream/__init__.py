@@ -1,14 +1,72 @@
-"""Speech from codec frames: the client side of a text-to-speech split.
+"""Speech from codec frames: the device's side of a text-to-speech split.
 
-Importing this package loads numpy and msgspec and nothing heavier: a runtime, sounddevice and
-websockets are loaded when they are first used.
+::
+
+    program = codecstream.load_program("decoder-onnx")
+    async with codecstream.connect(url, program) as client:
+        async for chunk in client.speak("Hello.", voice="vivian"):
+            play(chunk.pcm)                         # float32 [samples] at 24 kHz
+
+Importing this package loads numpy and nothing heavier. A runtime, sounddevice and websockets load
+when they are first used.
 """
 
 from codecstream.accumulate import CodeAccumulator
+from codecstream.client import AudioChunk, Client, Utterance, UtteranceResult, connect
 from codecstream.decoder import StreamDecoder
-from codecstream.errors import *  # noqa: F403
-from codecstream.errors import CodecStreamError
+from codecstream.errors import (
+    ArtifactError,
+    CodecStreamError,
+    ConnectionFailedError,
+    DecoderError,
+    DecoderStateError,
+    IncompleteError,
+    InvalidCodesError,
+    LocalProtocolError,
+    MissingDependencyError,
+    OutputError,
+    PlaybackError,
+    RemoteProtocolError,
+    SequenceError,
+    ServerError,
+    StreamMismatchError,
+    UtteranceError,
+    WireError,
+)
 from codecstream.geometry import CodecGeometry
-from codecstream.runtimes import load_program
+from codecstream.runtimes import Program, load_program
+from codecstream.schedule import DEFAULT_RAMP, Ramp
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "DEFAULT_RAMP",
+    "ArtifactError",
+    "AudioChunk",
+    "Client",
+    "CodeAccumulator",
+    "CodecGeometry",
+    "CodecStreamError",
+    "ConnectionFailedError",
+    "DecoderError",
+    "DecoderStateError",
+    "IncompleteError",
+    "InvalidCodesError",
+    "LocalProtocolError",
+    "MissingDependencyError",
+    "OutputError",
+    "PlaybackError",
+    "Program",
+    "Ramp",
+    "RemoteProtocolError",
+    "SequenceError",
+    "ServerError",
+    "StreamDecoder",
+    "StreamMismatchError",
+    "Utterance",
+    "UtteranceError",
+    "UtteranceResult",
+    "WireError",
+    "connect",
+    "load_program",
+]

@@ -17,6 +17,7 @@ True
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -95,11 +96,11 @@ class CodeAccumulator:
     def _matrix(self, output: ArrayLike | Sequence[ArrayLike]) -> NDArray[np.int64]:
         """Bring any of the four shapes to one matrix of rows."""
         if not isinstance(output, (list, tuple)) or not output or np.ndim(output[0]) == 0:
-            return self._rows(output)
+            return self._rows(output)  # type: ignore[arg-type]  # no list of arrays here
         parts = [self._rows(part) for part in output]
         growing = all(
             len(short) < len(long) and np.array_equal(long[: len(short)], short)
-            for short, long in zip(parts, parts[1:], strict=False)
+            for short, long in itertools.pairwise(parts)
         )
         return parts[-1] if growing else np.concatenate(parts)
 

@@ -186,7 +186,9 @@ def writing_artifact(folder: str | Path, *, force: bool = False) -> Iterator[Pat
         staging.chmod(0o777 & ~_umask())
         check_replaceable(target, force=force)
         if target.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
+            old = Path(
+                tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent)
+            )
             os.replace(target, old / "artifact")
             os.replace(staging, target)
             shutil.rmtree(old)
@@ -251,7 +253,7 @@ def _read_manifest(root: Path) -> Manifest:
 
 def _check_manifest(manifest: Manifest) -> None:
     for name in manifest.files:
-        if not name or name in (".", "..", MANIFEST_NAME) or set(name) & set('/\\:\0'):
+        if not name or name in (".", "..", MANIFEST_NAME) or set(name) & set("/\\:\0"):
             raise ArtifactError(f"manifest: {name!r} is not a plain file name")
     if manifest.program not in manifest.files:
         raise ArtifactError(f"manifest: program {manifest.program!r} is not among its files")

@@ -31,13 +31,10 @@ def check_codes(
     array = np.asarray(codes)
     where = "" if seq is None else f"packet {seq}: "
     if array.dtype.kind not in "iu":
-        raise InvalidCodesError(
-            f"{where}codes must be integers, not {array.dtype}", seq=seq
-        )
+        raise InvalidCodesError(f"{where}codes must be integers, not {array.dtype}", seq=seq)
     if array.ndim != 2 or array.shape[1] != geometry.codebooks:
         raise InvalidCodesError(
-            f"{where}codes must have shape [frames, {geometry.codebooks}], "
-            f"not {list(array.shape)}",
+            f"{where}codes must have shape [frames, {geometry.codebooks}], not {list(array.shape)}",
             seq=seq,
         )
     bad = (array < 0) | (array >= geometry.codebook_size)

@@ -73,6 +73,12 @@ class StreamDecoder:
         """Frames whose audio was handed out since the last reset."""
         return self._frames
 
+    @property
+    def chunk_ready(self) -> bool:
+        """Whether the next iterator would have a chunk to decode."""
+        enough = 1 if self._finishing else self._ramp.size(self._chunks)
+        return self._pending.frames >= enough
+
     def push(self, codes: ArrayLike) -> Iterator[NDArray[np.float32]]:
         """Take frames and return an iterator over the chunks that are now full.
 
@@ -136,12 +142,8 @@ class StreamDecoder:
 
     def _decode_pending(self) -> Iterator[NDArray[np.float32]]:
         pending = self._pending
-        while pending.frames and pending is self._pending:  # reset() ends older iterators
-            size = self._ramp.size(self._chunks)
-            if pending.frames < size:
-                if not self._finishing:
-                    return
-                size = pending.frames
+        while self.chunk_ready and pending is self._pending:  # reset() ends older iterators
+            size = min(self._ramp.size(self._chunks), pending.frames)
             pcm, state = self._step(pending.peek(size), self._state)
             self._state = state
             pending.drop(size)
@@ -149,9 +151,7 @@ class StreamDecoder:
             self._frames += size
             yield pcm
 
-    def _step(
-        self, codes: NDArray[np.int64], state: object
-    ) -> tuple[NDArray[np.float32], object]:
+    def _step(self, codes: NDArray[np.int64], state: object) -> tuple[NDArray[np.float32], object]:
         pcm, after = self._program.step(codes, state)
         expected = len(codes) * self._program.geometry.samples_per_frame
         if pcm.shape != (expected,):

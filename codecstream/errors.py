@@ -7,7 +7,7 @@
     ├── DecoderError                     the decoder could not turn good codes into sound
     │   ├── DecoderStateError            a call that the decoder's state does not allow
     │   └── OutputError                  short or long output, NaN or Inf: never played
-    ├── ArtifactError                    a decoder artifact is missing, damaged or not for this runtime
+    ├── ArtifactError                    an artifact is missing, damaged or not for this runtime
     ├── MissingDependencyError           an optional package is not installed; names the extra
     ├── PlaybackError                    no sound device, or it failed
     ├── WireError                        a message is not what the wire format allows

@@ -23,5 +23,5 @@ def to_int16(pcm: NDArray[np.float32]) -> NDArray[np.int16]:
     if not np.isfinite(pcm).all():
         raise OutputError("samples hold NaN or Inf: refusing to turn them into sound")
     # Clip to the integers' own range: -1.5 becomes -32768, and nothing wraps around.
-    scaled = np.clip(np.rint(pcm * np.float32(32767)), -32768, 32767)
+    scaled: NDArray[np.float32] = np.clip(np.rint(pcm * np.float32(32767)), -32768, 32767)
     return scaled.astype(np.int16)

@@ -49,6 +49,26 @@ class Ramp:
         """Return the size in frames of chunk ``index``, counted from 0."""
         return self.sizes[min(index, len(self.sizes) - 1)]
 
+    def start_delay_frames(self, pace: float = 1.0) -> float:
+        """Return how long after the first chunk a player must start to never run dry, in frames.
+
+        Decoding is taken to cost nothing. A larger chunk arrives later, so a ramp that grows
+        needs a later start.
+
+        Args:
+            pace: Time that the talker takes per frame, over the frame's duration; at most 1.
+        """
+        if not 0 < pace <= 1:
+            raise ValueError(
+                f"no start delay is enough at pace {pace}: it must be above 0, up to 1"
+            )
+        needed = 0.0
+        received = 0
+        for size in self.sizes:
+            needed = max(needed, (received + size) * pace - received)
+            received += size
+        return needed - self.sizes[0] * pace
+
     def split(self, frames: int) -> list[int]:
         """Return the sizes of all chunks of ``frames`` frames, the short tail included."""
         sizes: list[int] = []

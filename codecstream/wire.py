@@ -19,7 +19,7 @@ from __future__ import annotations
 import enum
 import struct
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -105,7 +105,9 @@ def encode_packet(seq: int, codes: ArrayLike, flags: int = 0) -> bytes:
     """
     array = np.asarray(codes)
     if array.ndim != 2 or array.dtype.kind not in "iu":
-        raise ValueError(f"codes must be integers [frames, codebooks], not {array.dtype} {array.shape}")
+        raise ValueError(
+            f"codes must be integers [frames, codebooks], not {array.dtype} {array.shape}"
+        )
     if not 0 <= seq <= MAX_SEQ or len(array) > MAX_PACKET_FRAMES:
         raise ValueError(f"seq {seq} or {len(array)} frames do not fit the header")
     if array.size and not -0x8000 <= int(array.min()) <= int(array.max()) <= 0x7FFF:
@@ -124,7 +126,9 @@ def decode_packet(data: bytes, codebooks: int) -> Packet:
         WireError: The message is shorter or longer than its header says.
     """
     if len(data) < _HEADER.size:
-        raise WireError(f"a packet has a header of {_HEADER.size} bytes, this message has {len(data)} bytes")
+        raise WireError(
+            f"a packet has a header of {_HEADER.size} bytes, this message has {len(data)} bytes"
+        )
     seq, frames, flags = _HEADER.unpack_from(data)
     expected = _HEADER.size + frames * codebooks * _CODE.itemsize
     if len(data) != expected:
@@ -235,8 +239,8 @@ class UnknownMessage:
     type: str
 
 
-ServerMessage = Union[CodecStart, CodecDone, SessionDone, ErrorMessage, InputCancelled]
-ClientMessage = Union[SessionConfig, InputText, InputDone, InputCancel, SessionClose]
+ServerMessage = CodecStart | CodecDone | SessionDone | ErrorMessage | InputCancelled
+ClientMessage = SessionConfig | InputText | InputDone | InputCancel | SessionClose
 
 
 class _Typed(msgspec.Struct, frozen=True):

@@ -85,8 +85,8 @@ def load_program(
     manifest = artifact.manifest
     if manifest.mode != "stateful" or manifest.runtime not in _RUNTIMES:
         raise ArtifactError(
-            f"{artifact.folder} is a {manifest.mode} program for {manifest.runtime}; this codecstream "
-            f"runs stateful programs for {', '.join(_RUNTIMES)}"
+            f"{artifact.folder} is a {manifest.mode} program for {manifest.runtime}; "
+            f"this codecstream runs stateful programs for {', '.join(_RUNTIMES)}"
         )
     runtime = importlib.import_module(_RUNTIMES[manifest.runtime])
     program: Program = runtime.load(artifact, threads or usable_cpus())
@@ -106,4 +106,5 @@ def describe(artifact: Artifact) -> str:
     """Return the artifact in a few words, for messages."""
     manifest = artifact.manifest
     made_with = ", ".join(f"{name} {version}" for name, version in manifest.made_with.items())
-    return f"{artifact.program_path.name} ({manifest.runtime} {manifest.precision}, made with {made_with})"
+    what = f"{manifest.runtime} {manifest.precision}"
+    return f"{artifact.program_path.name} ({what}, made with {made_with})"

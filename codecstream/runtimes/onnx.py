@@ -87,7 +87,7 @@ class OnnxProgram:
         (codes,) = (item.name for item in manifest.inputs if item.name not in state_in)
         (pcm,) = (item.name for item in manifest.outputs if item.name not in state_out)
         self._names = _Names(codes, pcm, state_in, (pcm, *state_out))
-        shapes = {item.name: item.shape for item in manifest.inputs}
+        shapes: dict[str, Any] = {item.name: item.shape for item in manifest.inputs}
         # The runtime never writes to its inputs, so all new streams can start from the same zeros.
         self._initial: State = tuple(
             ort_value.ortvalue_from_numpy(np.full(shapes[item.input], item.fill, np.float32))

@@ -55,9 +55,7 @@ def find_checkpoint(path: str | Path) -> Path:
         if (folder / CONFIG_NAME).is_file() and (folder / WEIGHTS_NAME).is_file():
             return folder
     looked = " and ".join(str(folder) for folder in candidates)
-    raise CheckpointError(
-        f"no checkpoint: looked for {CONFIG_NAME} and {WEIGHTS_NAME} in {looked}"
-    )
+    raise CheckpointError(f"no checkpoint: looked for {CONFIG_NAME} and {WEIGHTS_NAME} in {looked}")
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:

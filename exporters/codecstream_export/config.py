@@ -12,6 +12,9 @@ from codecstream_export.errors import CheckpointError
 
 __all__ = ["DecoderConfig"]
 
+# One follows from others, the other only matters to training.
+_OPTIONAL = frozenset({"head_dim", "layer_scale_initial_scale"})
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
@@ -101,15 +104,19 @@ class DecoderConfig:
         for key, allowed in unsupported.items():
             if section.get(key) not in allowed:
                 raise CheckpointError(
-                    f"decoder_config.{key} is {section[key]!r}; this decoder does {allowed[0]!r} only"
+                    f"decoder_config.{key} is {section[key]!r}, this decoder needs {allowed[0]!r}"
                 )
-        values: dict[str, Any] = {}
-        for item in fields(cls):
-            if item.name in section:
-                values[item.name] = _coerce(item.name, section[item.name], item.default)
-        if "head_dim" not in section and "num_attention_heads" in values:
-            hidden_size = values.get("hidden_size", cls.hidden_size)
-            values["head_dim"] = hidden_size // values["num_attention_heads"]
+        items = {item.name: item for item in fields(cls)}
+        missing = sorted(items.keys() - section.keys() - _OPTIONAL)
+        if missing:
+            raise CheckpointError(f"decoder_config lacks {', '.join(missing)}")
+        values: dict[str, Any] = {
+            name: _coerce(name, section[name], item.default)
+            for name, item in items.items()
+            if name in section
+        }
+        if "head_dim" not in values:
+            values["head_dim"] = values["hidden_size"] // max(1, values["num_attention_heads"])
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
@@ -117,7 +124,9 @@ class DecoderConfig:
         section = {item.name: getattr(self, item.name) for item in fields(self)}
         return {
             "model_type": "qwen3_tts_tokenizer_12hz",
-            "decoder_config": {k: list(v) if isinstance(v, tuple) else v for k, v in section.items()},
+            "decoder_config": {
+                k: list(v) if isinstance(v, tuple) else v for k, v in section.items()
+            },
         }
 
 

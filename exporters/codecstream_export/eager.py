@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from codecstream_export.config import DecoderConfig
 
-__all__ = ["EagerDecoder", "rotate", "rotary_tables"]
+__all__ = ["EagerDecoder", "rotary_tables", "rotate"]
 
 LAYER_NORM_EPS = 1e-6  # of the ConvNeXt blocks; the transformer's RMSNorm has its own, 1e-5
 CLUSTER_USAGE_MIN = 1e-5  # of the codebooks' running averages
@@ -25,7 +25,9 @@ SNAKE_EPS = 1e-9
 class CausalConv1d(nn.Module):
     """A convolution that sees only the past: zeros in front, nothing behind."""
 
-    def __init__(self, cin: int, cout: int, kernel: int, dilation: int = 1, groups: int = 1) -> None:
+    def __init__(
+        self, cin: int, cout: int, kernel: int, dilation: int = 1, groups: int = 1
+    ) -> None:
         super().__init__()
         self.conv = nn.Conv1d(cin, cout, kernel, dilation=dilation, groups=groups)
         self.history = (kernel - 1) * dilation
@@ -120,9 +122,7 @@ class SplitQuantizer(nn.Module):
         super().__init__()
         size, dim = config.codebook_size, config.codebook_dim // 2
         self.rvq_first = ResidualQuantizer(1, size, dim, config.codebook_dim)
-        self.rvq_rest = ResidualQuantizer(
-            config.num_quantizers - 1, size, dim, config.codebook_dim
-        )
+        self.rvq_rest = ResidualQuantizer(config.num_quantizers - 1, size, dim, config.codebook_dim)
 
     def forward(self, codes: Tensor) -> Tensor:
         y: Tensor = self.rvq_first(codes[:, :1]) + self.rvq_rest(codes[:, 1:])
@@ -178,7 +178,7 @@ class Attention(nn.Module):
         return x.view(x.shape[0], -1, heads, self.head_dim).transpose(1, 2)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        """Plain softmax attention; ``bias`` is 0 where a query may look and very negative elsewhere."""
+        """Plain softmax attention; ``bias`` is 0 where a query may look, else very low."""
         if self.kv_heads != self.heads:
             k = k.repeat_interleave(self.heads // self.kv_heads, dim=1)
             v = v.repeat_interleave(self.heads // self.kv_heads, dim=1)
@@ -213,7 +213,9 @@ class TransformerLayer(nn.Module):
         self.mlp = GatedMlp(config)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn_layer_scale = LayerScale(config.hidden_size, config.layer_scale_initial_scale)
+        self.self_attn_layer_scale = LayerScale(
+            config.hidden_size, config.layer_scale_initial_scale
+        )
         self.mlp_layer_scale = LayerScale(config.hidden_size, config.layer_scale_initial_scale)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, bias: Tensor) -> Tensor:
@@ -229,7 +231,9 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.input_proj = nn.Linear(config.latent_dim, config.hidden_size)
-        self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            TransformerLayer(config) for _ in range(config.num_hidden_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.output_proj = nn.Linear(config.hidden_size, config.latent_dim)
 
@@ -258,10 +262,24 @@ class ConvNeXtBlock(nn.Module):
     def mix(self, x: Tensor) -> Tensor:
         """The part after the depthwise convolution: per position, no history."""
         y = self.pwconv2(F.gelu(self.pwconv1(self.norm(x.transpose(1, 2)))))
-        return (self.gamma * y).transpose(1, 2)
+        scaled: Tensor = self.gamma * y
+        return scaled.transpose(1, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.mix(self.dwconv(x))
+        y: Tensor = self.mix(self.dwconv(x))
+        return x + y
+
+
+class LatentUpsample(nn.ModuleList):
+    """Twice the rate, same width (a list because the checkpoint names its parts 0 and 1)."""
+
+    def __init__(self, dim: int, ratio: int) -> None:
+        super().__init__([CausalConvTranspose1d(dim, dim, ratio, ratio), ConvNeXtBlock(dim)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self:
+            x = part(x)
+        return x
 
 
 class ResidualUnit(nn.Module):
@@ -309,13 +327,7 @@ class EagerDecoder(nn.Module):
         self.pre_conv = CausalConv1d(config.codebook_dim, config.latent_dim, 3)
         self.pre_transformer = Transformer(config)
         self.upsample = nn.ModuleList(
-            nn.ModuleList(
-                [
-                    CausalConvTranspose1d(config.latent_dim, config.latent_dim, ratio, ratio),
-                    ConvNeXtBlock(config.latent_dim),
-                ]
-            )
-            for ratio in config.upsampling_ratios
+            LatentUpsample(config.latent_dim, ratio) for ratio in config.upsampling_ratios
         )
         widths = [config.decoder_dim >> i for i in range(len(config.upsample_rates) + 1)]
         self.decoder = nn.ModuleList(
@@ -333,10 +345,9 @@ class EagerDecoder(nn.Module):
         )
 
     def forward(self, codes: Tensor) -> Tensor:
-        x = self.pre_conv(self.quantizer(codes))
+        """Decode int64 ``[batch, codebooks, frames]``."""
+        x: Tensor = self.pre_conv(self.quantizer(codes))
         x = self.pre_transformer(x.transpose(1, 2)).transpose(1, 2)
-        for transposed, block in self.upsample:  # type: ignore[attr-defined]
-            x = block(transposed(x))
-        for part in self.decoder:
-            x = part(x)
+        for stage in (*self.upsample, *self.decoder):
+            x = stage(x)
         return x.squeeze(1).clamp(-1.0, 1.0)

@@ -20,7 +20,7 @@ class ExportError(CodecStreamError):
 
 
 class CheckpointError(ExportError):
-    """The checkpoint is missing, damaged or of another model; the message names the tensor or key."""
+    """The checkpoint is missing, damaged or of another model; names the tensor or key."""
 
 
 class ParityError(ExportError):

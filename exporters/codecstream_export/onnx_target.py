@@ -31,7 +31,10 @@ EXAMPLE_FRAMES = 5  # any size but 0 and 1, which torch.export would freeze
 def export_program(step: StepDecoder) -> ExportedProgram:
     """Trace ``step`` with a dynamic number of frames, at least 1."""
     codes = random_codes(EXAMPLE_FRAMES, step.config).T[None]
-    dynamic = ({2: Dim("frames", min=1)}, tuple({} for _ in step.state))
+    dynamic: tuple[dict[int, Dim], tuple[dict[int, Dim], ...]] = (
+        {2: Dim("frames", min=1)},
+        tuple({} for _ in step.state),
+    )
     with _quiet():
         return torch.export.export(
             step, (codes, *step.initial_state()), dynamic_shapes=dynamic, strict=False

@@ -47,7 +47,7 @@ def random_decoder(config: DecoderConfig, seed: int = 0) -> EagerDecoder:
                 parameter.copy_(0.5 + noise.abs())
             elif leaf == "embedding_sum":
                 parameter.copy_(noise / math.sqrt(config.num_quantizers))
-            elif leaf == "scale" or leaf == "gamma":  # far above the published start values, to count
+            elif leaf in ("scale", "gamma"):  # far above the published start values, to count
                 parameter.copy_(0.3 + 0.05 * noise)
             elif leaf == "bias":
                 parameter.copy_(0.05 * noise)
@@ -61,7 +61,7 @@ def random_decoder(config: DecoderConfig, seed: int = 0) -> EagerDecoder:
 
 
 def _level_output(decoder: EagerDecoder, seed: int) -> None:
-    """Scale the last convolution so that the output has a speech-like level and is never clipped."""
+    """Scale the last convolution so that the output has a speech-like level, without clipping."""
     levels: list[float] = []
     last = decoder.decoder[-1]
     assert isinstance(last, CausalConv1d)

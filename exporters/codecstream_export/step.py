@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,8 @@ from codecstream_export import eager
 from codecstream_export.config import DecoderConfig
 
 __all__ = ["StateTensor", "StepDecoder", "decode_in_chunks"]
+
+T = TypeVar("T")
 
 MASKED = -1e9  # finite: exp() of it is 0 in float32, and no Inf - Inf can make a NaN
 
@@ -82,7 +85,7 @@ class StepConvTranspose1d(nn.Module):
         # [cin, cout, taps * stride] -> [cout, stride, cin, taps], the oldest input's tap first.
         weight = conv.weight.view(cin, self.channels, taps, stride).permute(1, 3, 0, 2).flip(-1)
         self.weight = _constant(weight.reshape(self.channels * stride, cin, taps))
-        self.bias = _constant(conv.bias.repeat_interleave(stride))
+        self.bias = _constant(_the(Tensor, conv.bias).repeat_interleave(stride))
         self.stride = stride
         self.state = _history(name, cin, taps - 1)
 
@@ -113,9 +116,10 @@ class StepQuantizer(nn.Module):
     def __init__(self, source: eager.SplitQuantizer, config: DecoderConfig) -> None:
         super().__init__()
         levels = [*source.rvq_first.vq.layers, *source.rvq_rest.vq.layers]
-        tables = [level._codebook.table() for level in levels]
+        tables = [_the(eager.VectorQuantizer, level)._codebook.table() for level in levels]
         self.table = _constant(torch.cat(tables))
         offsets = torch.arange(config.num_quantizers) * config.codebook_size
+        self.offsets: Tensor
         self.register_buffer("offsets", offsets[None, :, None])
         projections = (source.rvq_first.output_proj, source.rvq_rest.output_proj)
         # Both projections side by side: one matrix product over [semantic, sum of acoustic].
@@ -152,7 +156,7 @@ class StepAttention(nn.Module):
         n = x.shape[1]
         qkv = F.linear(_normalise(x, self.eps), self.qkv)
         qkv = qkv.view(n, self.heads + 2 * self.kv_heads, self.head_dim).transpose(0, 1)
-        q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads))
+        q, k, v = torch.split(qkv, [self.heads, self.kv_heads, self.kv_heads])
         keys, values = self.state
         k, v = cursor.extend(keys, k, dim=1), cursor.extend(values, v, dim=1)
         cos, sin = rotary
@@ -175,7 +179,9 @@ class StepMlp(nn.Module):
     def __init__(self, source: eager.TransformerLayer) -> None:
         super().__init__()
         mlp, norm = source.mlp, source.post_attention_layernorm
-        self.gate_up = _constant(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)) * norm.weight)
+        self.gate_up = _constant(
+            torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)) * norm.weight
+        )
         self.down = _constant(mlp.down_proj.weight * source.mlp_layer_scale.scale[:, None])
         self.eps = norm.eps
 
@@ -194,9 +200,12 @@ class StepTransformer(nn.Module):
         self.input_weight = _constant(source.input_proj.weight)
         self.input_bias = _constant(source.input_proj.bias)
         self.attentions = nn.ModuleList(
-            StepAttention(layer, config, f"transformer.{i}") for i, layer in enumerate(source.layers)
+            StepAttention(_the(eager.TransformerLayer, layer), config, f"transformer.{i}")
+            for i, layer in enumerate(source.layers)
         )
-        self.mlps = nn.ModuleList(StepMlp(layer) for layer in source.layers)
+        self.mlps = nn.ModuleList(
+            StepMlp(_the(eager.TransformerLayer, layer)) for layer in source.layers
+        )
         self.output_weight = _constant(source.output_proj.weight * source.norm.weight)
         self.output_bias = _constant(source.output_proj.bias)
         self.eps = source.norm.eps
@@ -257,10 +266,13 @@ class StepUpsampleBlock(nn.Module):
     def __init__(self, source: eager.UpsampleBlock, name: str) -> None:
         super().__init__()
         snake, transposed, *units = source.block
-        self.act = StepSnake(snake)
-        self.upsample = StepConvTranspose1d(transposed, f"{name}.upsample")
+        self.act = StepSnake(_the(eager.SnakeBeta, snake))
+        self.upsample = StepConvTranspose1d(
+            _the(eager.CausalConvTranspose1d, transposed), f"{name}.upsample"
+        )
         self.units = nn.ModuleList(
-            StepResidualUnit(unit, f"{name}.unit{i}") for i, unit in enumerate(units)
+            StepResidualUnit(_the(eager.ResidualUnit, unit), f"{name}.unit{i}")
+            for i, unit in enumerate(units)
         )
 
     def forward(self, x: Tensor, cursor: StateCursor) -> Tensor:
@@ -288,19 +300,20 @@ class StepDecoder(nn.Module):
             self.transformer = StepTransformer(source.pre_transformer, config)
             self.upsamples = nn.ModuleList()
             self.mixers = nn.ModuleList()
-            for i, (transposed, block) in enumerate(source.upsample):  # type: ignore[arg-type]
+            for i, stage in enumerate(source.upsample):
+                transposed, block = _the(eager.LatentUpsample, stage)
+                transposed = _the(eager.CausalConvTranspose1d, transposed)
                 self.upsamples.append(StepConvTranspose1d(transposed, f"upsample.{i}"))
+                block = _the(eager.ConvNeXtBlock, block)
                 self.mixers.append(StepConvNeXt(block, f"upsample.{i}"))
             head, *blocks, snake, tail = source.decoder
-            assert isinstance(head, eager.CausalConv1d) and isinstance(tail, eager.CausalConv1d)
-            assert isinstance(snake, eager.SnakeBeta)
-            self.head = StepConv1d(head, "decoder.head")
+            self.head = StepConv1d(_the(eager.CausalConv1d, head), "decoder.head")
             self.blocks = nn.ModuleList(
-                StepUpsampleBlock(block, f"decoder.{i}")  # type: ignore[arg-type]
+                StepUpsampleBlock(_the(eager.UpsampleBlock, block), f"decoder.{i}")
                 for i, block in enumerate(blocks)
             )
-            self.snake = StepSnake(snake)
-            self.tail = StepConv1d(tail, "decoder.tail")
+            self.snake = StepSnake(_the(eager.SnakeBeta, snake))
+            self.tail = StepConv1d(_the(eager.CausalConv1d, tail), "decoder.tail")
         parts = list(self.modules())[1:]
         self.state: tuple[StateTensor, ...] = tuple(
             item for part in parts for item in getattr(part, "state", ())
@@ -312,6 +325,7 @@ class StepDecoder(nn.Module):
         return [torch.zeros(item.shape) for item in self.state]
 
     def forward(self, codes: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """Decode one chunk; see the class."""
         names = [item.name for item in self.state]
         cursor = StateCursor(dict(zip(names, state, strict=True)))
         x = self.pre_conv(self.quantizer(codes), cursor)
@@ -328,7 +342,7 @@ class StepDecoder(nn.Module):
 def decode_in_chunks(
     step: StepDecoder, codes: Tensor, sizes: Sequence[int], state: Sequence[Tensor] | None = None
 ) -> Tensor:
-    """Decode codes int64 ``[frames, codebooks]`` in chunks of ``sizes``; return pcm ``[samples]``."""
+    """Decode int64 ``[frames, codebooks]`` in chunks of ``sizes``; return pcm ``[samples]``."""
     current = list(state) if state is not None else step.initial_state()
     parts = []
     start = 0
@@ -346,6 +360,12 @@ def _normalise(x: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
+def _the(kind: type[T], value: object) -> T:
+    """Return ``value`` with its type, which torch's containers do not tell."""
+    assert isinstance(value, kind)
+    return value
+
+
 def _constant(tensor: Tensor | None) -> nn.Parameter:
     assert tensor is not None
     return nn.Parameter(tensor.detach().clone().contiguous(), requires_grad=False)
@@ -353,4 +373,3 @@ def _constant(tensor: Tensor | None) -> nn.Parameter:
 
 def _history(name: str, channels: int, columns: int) -> tuple[StateTensor, ...]:
     return (StateTensor(name, (1, channels, columns)),) if columns else ()
-

@@ -26,7 +26,7 @@ def slice_snr_db(
     signal = reference.astype(np.float64).reshape(-1, slice_samples)
     error = output.astype(np.float64).reshape(-1, slice_samples) - signal
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = 10 * np.log10((signal**2).sum(axis=1) / (error**2).sum(axis=1))
+        ratio: NDArray[np.float64] = 10 * np.log10((signal**2).sum(axis=1) / (error**2).sum(axis=1))
     ratio[~np.isfinite(error).all(axis=1)] = -np.inf
     ratio[(error == 0).all(axis=1)] = np.inf
     return ratio

@@ -1,0 +1,590 @@
+"""The client's side of a session, without I/O: messages in, events out.
+
+A shell (``client.py``) moves bytes between a socket and a :class:`Session`; this module imports
+no socket, no event loop, no thread and no clock, so every order of messages can be tested as it
+is.
+
+::
+
+    session = Session(CodecGeometry(), "qwen3_tts_tokenizer_v2_12hz")
+    session.configure(SessionConfig(voice="vivian"))
+    session.send_text("Hello.")
+    session.flush()
+    for text in session.data_to_send(): ...      # to the socket
+    for event in session.receive(message): ...   # from the socket
+
+Both sides are state machines given as tables (``LOCAL`` and ``REMOTE``). A step that this
+program may not take raises ``LocalProtocolError``. A step that the server may not take fails the
+utterance, never the parser: the session then swallows what is still in flight, up to the server's
+``session.done``, and the connection can go on.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codecstream import wire
+from codecstream.codes import check_codes
+from codecstream.errors import (
+    CodecStreamError,
+    IncompleteError,
+    InvalidCodesError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    SequenceError,
+    ServerError,
+    StreamMismatchError,
+    WireError,
+)
+from codecstream.geometry import CodecGeometry
+
+__all__ = [
+    "ClientState",
+    "DecoderReset",
+    "Event",
+    "Frames",
+    "Notice",
+    "SentenceEnded",
+    "SentenceStarted",
+    "ServerState",
+    "Session",
+    "UtteranceEnded",
+    "UtteranceFailed",
+]
+
+
+class ClientState(enum.Enum):
+    """What this side has sent of the current utterance."""
+
+    IDLE = "no utterance"
+    COMPOSING = "text sent, not flushed"
+    FLUSHED = "text complete"
+    CLOSED = "closed"
+
+
+class ServerState(enum.Enum):
+    """What the server has sent of the current sentence."""
+
+    QUIET = "no sentence"
+    STREAMING = "a sentence's packets"
+    ENDED = "end of stream, codec.done to come"
+    CLOSED = "closed"
+
+
+class Local(enum.Enum):
+    """What this side can send."""
+
+    CONFIG = "session.config"
+    TEXT = "input.text"
+    FLUSH = "input.done"
+    CANCEL = "input.cancel"
+    CLOSE = "session.close"
+
+
+class Remote(enum.Enum):
+    """What the server can send that moves its state."""
+
+    START = "codec.start"
+    PACKET = "a packet"
+    EOS = "a packet with EOS"
+    DONE = "codec.done"
+    SESSION_DONE = "session.done"
+
+
+_C, _L, _S, _R = ClientState, Local, ServerState, Remote
+
+LOCAL: dict[tuple[ClientState, Local], ClientState] = {
+    (_C.IDLE, _L.CONFIG): _C.IDLE,
+    (_C.IDLE, _L.TEXT): _C.COMPOSING,
+    (_C.IDLE, _L.FLUSH): _C.FLUSHED,
+    (_C.IDLE, _L.CLOSE): _C.CLOSED,
+    (_C.COMPOSING, _L.TEXT): _C.COMPOSING,
+    (_C.COMPOSING, _L.FLUSH): _C.FLUSHED,
+    (_C.COMPOSING, _L.CANCEL): _C.COMPOSING,
+    (_C.COMPOSING, _L.CLOSE): _C.CLOSED,
+    (_C.FLUSHED, _L.CANCEL): _C.FLUSHED,
+    (_C.FLUSHED, _L.CLOSE): _C.CLOSED,
+}
+
+REMOTE: dict[tuple[ServerState, Remote], ServerState] = {
+    (_S.QUIET, _R.START): _S.STREAMING,
+    (_S.QUIET, _R.SESSION_DONE): _S.QUIET,
+    (_S.STREAMING, _R.PACKET): _S.STREAMING,
+    (_S.STREAMING, _R.EOS): _S.ENDED,
+    (_S.STREAMING, _R.DONE): _S.QUIET,
+    (_S.STREAMING, _R.SESSION_DONE): _S.QUIET,
+    (_S.ENDED, _R.DONE): _S.QUIET,
+    (_S.ENDED, _R.SESSION_DONE): _S.QUIET,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceStarted:
+    """A sentence begins, with a fresh decoder state."""
+
+    start: wire.CodecStart
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """Checked codes, int64 ``[frames, codebooks]``, of packet ``seq``."""
+
+    codes: NDArray[np.int64]
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderReset:
+    """Decode the frames so far, then drop the decoder's state."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceEnded:
+    """All frames of a sentence have come."""
+
+    done: wire.CodecDone
+
+
+@dataclass(frozen=True, slots=True)
+class UtteranceFailed:
+    """Nothing more of this utterance will be delivered; ``UtteranceEnded`` follows, or the end."""
+
+    error: CodecStreamError
+
+
+@dataclass(frozen=True, slots=True)
+class UtteranceEnded:
+    """The utterance is over and the connection is free for the next one.
+
+    Attributes:
+        cancelled: It ended because this side cancelled it.
+        error: What makes it no success, or None.
+    """
+
+    cancelled: bool
+    error: CodecStreamError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something odd that was tolerated."""
+
+    text: str
+
+
+Event = (
+    SentenceStarted
+    | Frames
+    | DecoderReset
+    | SentenceEnded
+    | UtteranceFailed
+    | UtteranceEnded
+    | Notice
+)
+
+
+@dataclass(slots=True)
+class _Sentence:
+    """Counts of the sentence that is being received."""
+
+    next_seq: int = 0
+    frames: int = 0
+    packets: int = 0
+    eos: bool = False
+
+
+@dataclass(slots=True)
+class _Utterance:
+    """What is known of the utterance in flight."""
+
+    index: int | None = None
+    frames: int = 0
+    sentences: int = 0
+    finished_sentences: int = 0
+    cancel_sent: bool = False
+    cancel_confirmed: bool = False
+    discarding: bool = False  # after a failure or a cancel: swallow until session.done
+    failed: CodecStreamError | None = None  # reported at once
+    fault: CodecStreamError | None = None  # reported at the end, after the audio
+    sentence: _Sentence = field(default_factory=_Sentence)
+
+
+class Session:
+    """One connection's protocol state.
+
+    Args:
+        geometry: What the decoder artifact decodes; every ``codec.start`` is held against it.
+        decoder_id: The artifact's codec, or None to accept any.
+        on_gap: ``"stop"`` fails an utterance at the first missing packet, before any later frame
+            is delivered. ``"reset"`` resets the decoder, goes on, and fails it at the end.
+    """
+
+    def __init__(
+        self,
+        geometry: CodecGeometry,
+        decoder_id: str | None = None,
+        *,
+        on_gap: str = "stop",
+    ) -> None:
+        if on_gap not in ("stop", "reset"):
+            raise ValueError(f"on_gap must be 'stop' or 'reset', not {on_gap!r}")
+        self._geometry = geometry
+        self._decoder_id = decoder_id
+        self._on_gap = on_gap
+        self._outgoing: list[str] = []
+        self._utterance = _Utterance()
+        self._splits_sentences = False
+        self._unanswered_cancels = 0
+        self._last_error: str | None = None
+        self.client_state = ClientState.IDLE
+        self.server_state = ServerState.QUIET
+
+    @property
+    def frames_received(self) -> int:
+        """Valid frames of the current or last utterance."""
+        return self._utterance.frames
+
+    @property
+    def utterance_index(self) -> int | None:
+        """The server's index of the current or last utterance, once known."""
+        return self._utterance.index
+
+    # This side's steps
+
+    def data_to_send(self) -> list[str]:
+        """Return the text messages to send now, and forget them."""
+        outgoing, self._outgoing = self._outgoing, []
+        return outgoing
+
+    def configure(self, config: wire.SessionConfig) -> None:
+        """Send ``session.config``; it holds for all utterances until the next one.
+
+        Raises:
+            LocalProtocolError: An utterance is in flight.
+        """
+        text = wire.encode_message(config)
+        self._local(Local.CONFIG)
+        self._splits_sentences = config.split_granularity in ("sentence", "clause")
+        self._outgoing.append(text)
+
+    def send_text(self, text: str) -> None:
+        """Send text of an utterance, in as many messages as its length needs.
+
+        Raises:
+            LocalProtocolError: The utterance is flushed, or the session closed.
+        """
+        starts = self.client_state is ClientState.IDLE
+        self._local(Local.TEXT)
+        if starts:
+            self._utterance = _Utterance()
+        pieces = wire.split_text(text)
+        self._outgoing += [wire.encode_message(wire.InputText(piece)) for piece in pieces]
+
+    def flush(self) -> None:
+        """Say that the utterance's text is complete."""
+        starts = self.client_state is ClientState.IDLE
+        self._local(Local.FLUSH)
+        if starts:
+            self._utterance = _Utterance()
+        self._outgoing.append(wire.encode_message(wire.InputDone()))
+
+    def cancel(self) -> None:
+        """Abort the utterance in flight; what still comes of it is swallowed. Idempotent.
+
+        Raises:
+            LocalProtocolError: No utterance is in flight.
+        """
+        self._local(Local.CANCEL)
+        utterance = self._utterance
+        utterance.discarding = True
+        if not utterance.cancel_sent:
+            utterance.cancel_sent = True
+            self._outgoing.append(wire.encode_message(wire.InputCancel()))
+
+    def close(self) -> None:
+        """Say goodbye; does nothing where the session is closed already."""
+        if self.client_state is not ClientState.CLOSED:
+            self._local(Local.CLOSE)
+            self._outgoing.append(wire.encode_message(wire.SessionClose()))
+
+    # The server's steps
+
+    def receive(self, message: str | bytes) -> list[Event]:
+        """Return what ``message``, text or binary, means. Never raises on what it holds."""
+        try:
+            if isinstance(message, bytes):
+                return self._packet(wire.decode_packet(message, self._geometry.codebooks))
+            return self._message(wire.decode_message(message))
+        except WireError as error:
+            return self._unreadable(error)
+
+    def receive_eof(self, code: int, reason: str = "") -> list[Event]:
+        """Return what the end of the connection means, with the WebSocket's close code."""
+        active = self._active
+        self.client_state, self.server_state = ClientState.CLOSED, ServerState.CLOSED
+        self._outgoing.clear()
+        if not active:
+            return []
+        utterance = self._utterance
+        if utterance.failed is not None:
+            return [self._end(closing=True)]
+        if utterance.cancel_sent:
+            return [self._end(closing=True), Notice(f"closed with code {code} while cancelling")]
+        whole = utterance.finished_sentences == utterance.sentences > 0
+        if whole and utterance.fault is None and not self._splits_sentences:
+            return [Notice(f"closed with code {code} before session.done"), self._end(closing=True)]
+        why = f": {reason}" if reason else f": {self._last_error}" if self._last_error else ""
+        error = IncompleteError(
+            f"the connection closed with code {code} after {utterance.frames} frames, "
+            f"before the utterance was complete{why}",
+            close_code=code,
+            **self._progress(),
+        )
+        utterance.failed = error
+        return [UtteranceFailed(error), self._end(closing=True)]
+
+    @property
+    def _active(self) -> bool:
+        return self.client_state in (ClientState.COMPOSING, ClientState.FLUSHED)
+
+    def _local(self, step: Local) -> None:
+        state = LOCAL.get((self.client_state, step))
+        if state is None:
+            raise LocalProtocolError(
+                f"cannot send {step.value} now: the session has state {self.client_state.value!r}"
+            )
+        self.client_state = state
+
+    def _remote(self, step: Remote) -> bool:
+        """Take the server's step; return whether it was allowed."""
+        state = REMOTE.get((self.server_state, step))
+        if state is None or not self._active:
+            return False
+        self.server_state = state
+        return True
+
+    def _out_of_order(self, step: Remote) -> list[Event]:
+        if not self._active:
+            return [Notice(f"{step.value} outside an utterance was passed over")]
+        return self._fail(
+            RemoteProtocolError(
+                f"the server sent {step.value} in state {self.server_state.value!r}",
+                **self._progress(),
+            )
+        )
+
+    def _unreadable(self, cause: WireError) -> list[Event]:
+        if not self._active:
+            return [Notice(str(cause))]
+        error = RemoteProtocolError(str(cause), **self._progress())
+        error.__cause__ = cause
+        return self._fail(error)
+
+    def _message(self, message: wire.ServerMessage | wire.UnknownMessage) -> list[Event]:
+        if isinstance(message, wire.CodecStart):
+            return self._start(message)
+        if isinstance(message, wire.CodecDone):
+            return self._done(message)
+        if isinstance(message, wire.SessionDone):
+            return self._session_done(message)
+        if isinstance(message, wire.ErrorMessage):
+            return self._error(message)
+        if isinstance(message, wire.InputCancelled):
+            return self._input_cancelled()
+        return [Notice(f"message of unknown type {wire.elide(message.type)!r} was passed over")]
+
+    def _start(self, start: wire.CodecStart) -> list[Event]:
+        if not self._remote(Remote.START):
+            return self._out_of_order(Remote.START)
+        utterance = self._utterance
+        utterance.sentences += 1
+        utterance.sentence = _Sentence()
+        if start.utterance_index is not None:
+            utterance.index = start.utterance_index
+        if utterance.discarding:
+            return []
+        events: list[Event] = []
+        wanted = {
+            "version": wire.PROTOCOL_VERSION,
+            "codebooks": self._geometry.codebooks,
+            "codebook_size": self._geometry.codebook_size,
+            "sample_rate": self._geometry.sample_rate_hz,
+            "frame_rate_hz": self._geometry.frame_rate_hz,
+            "header_format": wire.HEADER_FORMAT,
+            "decoder_id": self._decoder_id,
+        }
+        for name, value in wanted.items():
+            offered = getattr(start, name)
+            if value is None or offered == value:
+                continue
+            if offered is None:
+                events.append(Notice(f"codec.start has no {name}; taken to be {value!r}"))
+                continue
+            return events + self._fail(
+                StreamMismatchError(
+                    f"the stream does not fit the decoder artifact: {name} is {offered!r}, "
+                    f"the artifact needs {value!r}",
+                    field=name,
+                    wanted=value,
+                    offered=offered,
+                    **self._progress(),
+                )
+            )
+        return [*events, SentenceStarted(start)]
+
+    def _packet(self, packet: wire.Packet) -> list[Event]:
+        step = Remote.EOS if packet.eos else Remote.PACKET
+        if not self._remote(step):
+            return self._out_of_order(step)
+        utterance, sentence = self._utterance, self._utterance.sentence
+        if utterance.discarding:
+            return []
+        events: list[Event] = []
+        ahead = (packet.seq - sentence.next_seq) % (wire.MAX_SEQ + 1)
+        if ahead:
+            error = SequenceError(
+                f"packet {sentence.next_seq} was expected, packet {packet.seq} came",
+                expected=sentence.next_seq,
+                received=packet.seq,
+                **self._progress(),
+            )
+            repeated = ahead > wire.MAX_SEQ // 2  # behind, on a circle of 2**32 numbers
+            if not repeated and self._on_gap == "stop":
+                return self._fail(error)
+            utterance.fault = utterance.fault or error
+            if repeated:
+                self._undo_eos(step)
+                return [Notice(f"packet {packet.seq} came again and was dropped")]
+            events += [Notice(str(error)), DecoderReset()]
+        try:
+            codes = check_codes(packet.codes, self._geometry, seq=packet.seq)
+        except InvalidCodesError as error:
+            return self._fail(error)
+        sentence.next_seq = (packet.seq + 1) % (wire.MAX_SEQ + 1)
+        sentence.packets += 1
+        sentence.frames += len(codes)
+        utterance.frames += len(codes)
+        sentence.eos = packet.eos
+        if wire.Flags.RESET in packet.flags:
+            events.append(DecoderReset())
+        if len(codes):
+            events.append(Frames(codes, packet.seq))
+        return events
+
+    def _undo_eos(self, step: Remote) -> None:
+        """A repeated packet does not end the stream, whatever its flags."""
+        if step is Remote.EOS:
+            self.server_state = ServerState.STREAMING
+
+    def _done(self, done: wire.CodecDone) -> list[Event]:
+        if not self._remote(Remote.DONE):
+            return self._out_of_order(Remote.DONE)
+        utterance, sentence = self._utterance, self._utterance.sentence
+        if done.cancelled:
+            utterance.cancel_confirmed = True
+        if utterance.discarding:
+            return []
+        if done.error:
+            message = self._last_error or "the server reported an error without a message"
+            return self._fail(ServerError(message, **self._progress()))
+        if done.cancelled:
+            utterance.fault = utterance.fault or IncompleteError(
+                f"the server cancelled the utterance after {utterance.frames} frames",
+                **self._progress(),
+            )
+            return [SentenceEnded(done)]
+        utterance.finished_sentences += 1
+        utterance.fault = utterance.fault or self._count_fault(done)
+        events: list[Event] = []
+        if not sentence.eos:
+            events.append(Notice("the sentence ended without an EOS packet"))
+        if done.total_frames is None or done.seq_last is None:
+            events.append(Notice("codec.done without counts: nothing to hold the frames against"))
+        return [*events, SentenceEnded(done)]
+
+    def _count_fault(self, done: wire.CodecDone) -> CodecStreamError | None:
+        """Hold the server's counts against what arrived."""
+        sentence = self._utterance.sentence
+        claims = [("total_frames", done.total_frames, sentence.frames)]
+        if sentence.packets:
+            last = (sentence.next_seq - 1) % (wire.MAX_SEQ + 1)
+            claims.append(("seq_last", done.seq_last, last))
+        for name, claimed, counted in claims:
+            if claimed is None or claimed == counted:
+                continue
+            text = f"codec.done says {name} {claimed}, but {counted} was received"
+            if claimed > counted:
+                return IncompleteError(text, expected=claimed, received=counted, **self._progress())
+            return RemoteProtocolError(f"{text}: more than the sentence has", **self._progress())
+        return None
+
+    def _session_done(self, done: wire.SessionDone) -> list[Event]:
+        was_streaming = self.server_state in (ServerState.STREAMING, ServerState.ENDED)
+        if not self._remote(Remote.SESSION_DONE):
+            return self._out_of_order(Remote.SESSION_DONE)
+        utterance = self._utterance
+        if was_streaming and not utterance.discarding:
+            utterance.fault = utterance.fault or IncompleteError(
+                f"session.done came in mid-sentence, after {utterance.frames} frames",
+                **self._progress(),
+            )
+        events: list[Event] = []
+        expected = done.total_sentences
+        if expected is not None and expected != utterance.sentences and not utterance.discarding:
+            events.append(
+                Notice(f"session.done counts {expected} sentences, {utterance.sentences} came")
+            )
+        if utterance.cancel_sent and not utterance.cancel_confirmed:
+            # The server was done before it read our cancel, and may answer input.cancelled yet.
+            self._unanswered_cancels += 1
+        return [*events, self._end()]
+
+    def _error(self, message: wire.ErrorMessage) -> list[Event]:
+        text = wire.elide(message.message, 500) or "the server reported an error without a message"
+        self._last_error = text
+        utterance = self._utterance
+        if not self._active:
+            return [Notice(f"the server says: {text}")]
+        if utterance.discarding:
+            return []
+        error = ServerError(text, refused=not utterance.sentences, **self._progress())
+        return self._fail(error, abort=False)
+
+    def _input_cancelled(self) -> list[Event]:
+        if self._unanswered_cancels:
+            self._unanswered_cancels -= 1
+            return []
+        utterance = self._utterance
+        if self._active and utterance.cancel_sent and self.server_state is ServerState.QUIET:
+            utterance.cancel_confirmed = True
+            return [self._end()]
+        return [Notice("input.cancelled without a cancel was passed over")]
+
+    def _fail(self, error: CodecStreamError, *, abort: bool = True) -> list[Event]:
+        """End the delivery now; with ``abort``, ask the server to stop as well."""
+        if self._utterance.discarding:
+            return []
+        self._utterance.failed = error
+        self._utterance.discarding = True
+        if abort:
+            self.cancel()
+        return [UtteranceFailed(error)]
+
+    def _end(self, *, closing: bool = False) -> UtteranceEnded:
+        utterance = self._utterance
+        self._last_error = None
+        if not closing:
+            self.client_state, self.server_state = ClientState.IDLE, ServerState.QUIET
+        error = utterance.failed or (None if utterance.cancel_sent else utterance.fault)
+        return UtteranceEnded(cancelled=utterance.cancel_sent and error is None, error=error)
+
+    def _progress(self) -> dict[str, Any]:
+        return {
+            "utterance_index": self._utterance.index,
+            "frames_received": self._utterance.frames,
+        }

@@ -36,7 +36,7 @@ from codecstream.errors import (
     ServerError,
     StreamMismatchError,
 )
-from codecstream.metrics import Metrics, summarise
+from codecstream.metrics import ChunkTime, Metrics, summarise
 from codecstream.pipeline import AudioChunk, DecodePipeline
 from codecstream.protocol import Event, Notice, Session, UtteranceEnded, UtteranceFailed
 from codecstream.runtimes import Program
@@ -63,6 +63,7 @@ class UtteranceResult:
         sentences: Sentences that began.
         notices: Oddities that were tolerated.
         metrics: Latency figures.
+        timeline: When each chunk was ready.
     """
 
     status: Status
@@ -72,6 +73,7 @@ class UtteranceResult:
     sentences: int
     notices: tuple[str, ...]
     metrics: Metrics
+    timeline: tuple[ChunkTime, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,6 +410,7 @@ class Utterance:
             sentences=pipeline.sentences,
             notices=tuple(self._notices),
             metrics=summarise(pipeline.timeline, geometry.sample_rate_hz),
+            timeline=tuple(pipeline.timeline),
         )
 
     def __aiter__(self) -> AsyncIterator[AudioChunk]:

@@ -14,7 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-__all__ = ["CodecGeometry"]
+__all__ = ["QWEN3_TTS_12HZ", "CodecGeometry"]
+
+QWEN3_TTS_12HZ = "qwen3_tts_tokenizer_v2_12hz"
+"""``decoder_id`` of the codec whose geometry is the default, as talker servers announce it."""
 
 
 @dataclass(frozen=True, slots=True)

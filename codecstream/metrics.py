@@ -19,10 +19,22 @@ __all__ = ["ChunkTime", "Metrics", "summarise"]
 
 @dataclass(frozen=True, slots=True)
 class ChunkTime:
-    """When a chunk's audio was ready, how much it is, and what decoding it took."""
+    """When a chunk's audio was ready, how much it is, and what decoding it took.
+
+    Attributes:
+        t_ms: When it was decoded.
+        samples: Samples of audio.
+        idx: Index of the chunk within its utterance.
+        frames: Codec frames that it was decoded from.
+        arrival_ms: When the last of them had arrived.
+        decode_ms: What decoding took.
+    """
 
     t_ms: float
     samples: int
+    idx: int = 0
+    frames: int = 0
+    arrival_ms: float = 0.0
     decode_ms: float = 0.0
 
 

@@ -194,7 +194,9 @@ class DecodePipeline:
                 decode_ms=decode_ms,
             )
             self.frames_decoded += frames
-            self.timeline.append(ChunkTime(t_ms=now_ms, samples=pcm.size, decode_ms=decode_ms))
+            self.timeline.append(
+                ChunkTime(now_ms, pcm.size, chunk.idx, frames, arrival_ms, decode_ms)
+            )
             self._ready.append(chunk)
             self._ready_samples += pcm.size
             self._news.set()

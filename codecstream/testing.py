@@ -28,14 +28,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from codecstream import wire
 from codecstream.errors import WireError
-from codecstream.geometry import CodecGeometry
+from codecstream.geometry import QWEN3_TTS_12HZ, CodecGeometry
 
 if TYPE_CHECKING:
     from websockets.asyncio.server import Server, ServerConnection
 
 __all__ = ["Fault", "Peer", "Recording", "ReplayServer", "ScriptedServer"]
 
-DECODER_ID = "qwen3_tts_tokenizer_v2_12hz"
 CONFIG_TIMEOUT_S = 10.0
 PATH = "/v1/audio/speech/stream"
 
@@ -83,9 +82,12 @@ class Fault:
 class Peer:
     """The server's end of one connection: typed messages in and out."""
 
-    def __init__(self, socket: ServerConnection, geometry: CodecGeometry) -> None:
+    def __init__(
+        self, socket: ServerConnection, geometry: CodecGeometry, decoder_id: str | None
+    ) -> None:
         self.socket = socket
         self._geometry = geometry
+        self._decoder_id = decoder_id
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -128,7 +130,7 @@ class Peer:
             "codebook_size": self._geometry.codebook_size,
             "frame_rate_hz": self._geometry.frame_rate_hz,
             "sample_rate": self._geometry.sample_rate_hz,
-            "decoder_id": DECODER_ID,
+            "decoder_id": self._decoder_id,
             "header_format": wire.HEADER_FORMAT,
             "utterance_index": utterance,
             "sentence_index": sentence,
@@ -177,6 +179,15 @@ class ScriptedServer:
 
     The connection is closed with code 1000 when the script returns.
 
+    Args:
+        script: A coroutine function that gets the server's end of a connection.
+        host: Address to listen on.
+        port: Port to listen on; 0 takes a free one.
+        geometry: What ``codec.start`` announces.
+        decoder_id: The same.
+        ssl: TLS settings, for ``wss://``.
+        **options: Passed to ``websockets.serve``.
+
     Attributes:
         connections: Connections accepted so far.
         failures: Exceptions that left a script; a test should find this empty.
@@ -189,12 +200,14 @@ class ScriptedServer:
         host: str = "127.0.0.1",
         port: int = 0,
         geometry: CodecGeometry | None = None,
+        decoder_id: str | None = QWEN3_TTS_12HZ,
         ssl: ssl_module.SSLContext | None = None,
         **options: Any,
     ) -> None:
         self._script = script
         self._host, self._port = host, port
         self._geometry = geometry or CodecGeometry()
+        self._decoder_id = decoder_id
         self._ssl = ssl
         self._options = options
         self._server: Server | None = None
@@ -241,7 +254,7 @@ class ScriptedServer:
 
         self.connections += 1
         try:
-            await self._script(Peer(socket, self._geometry))
+            await self._script(Peer(socket, self._geometry, self._decoder_id))
         except ConnectionClosed:
             pass  # the client left; its own matter
         except Exception as error:

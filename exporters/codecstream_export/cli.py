@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from codecstream.errors import CodecStreamError
+from codecstream.geometry import QWEN3_TTS_12HZ
 from codecstream.schedule import DEFAULT_RAMP
 from codecstream_export.errors import ParityError
 
@@ -36,7 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print(f"Exporting {options.checkpoint} for {options.runtime}, {options.precision}")
     try:
         result = export_artifact(
-            options.checkpoint, options.out, ramp=options.ramp, force=options.force, stage=stage
+            options.checkpoint,
+            options.out,
+            ramp=options.ramp,
+            decoder_id=options.decoder_id,
+            force=options.force,
+            stage=stage,
         )
     except ParityError as error:
         console.print(f"[red]falls short:[/] {error}")
@@ -72,6 +78,11 @@ def _parser() -> argparse.ArgumentParser:
         default=list(DEFAULT_RAMP),
         metavar="FRAMES",
         help="chunk sizes that clients will use (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--decoder-id",
+        default=QWEN3_TTS_12HZ,
+        help="name of the codec that clients compare with the stream's (default: %(default)s)",
     )
     parser.add_argument("--force", action="store_true", help="replace an artifact at --out")
     return parser

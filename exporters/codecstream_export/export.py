@@ -20,15 +20,14 @@ from codecstream.artifact import (
     write_manifest,
     writing_artifact,
 )
+from codecstream.geometry import QWEN3_TTS_12HZ
 from codecstream.schedule import DEFAULT_RAMP, Ramp
 from codecstream_export import onnx_target
 from codecstream_export.checkpoint import Checkpoint, load_checkpoint
 from codecstream_export.step import StepDecoder
 from codecstream_export.verify import Parity, check_parity
 
-__all__ = ["DECODER_ID", "ExportResult", "export_artifact"]
-
-DECODER_ID = "qwen3_tts_tokenizer_v2_12hz"
+__all__ = ["ExportResult", "export_artifact"]
 
 Stage = Callable[[str], AbstractContextManager[None]]
 
@@ -47,6 +46,7 @@ def export_artifact(
     out: str | Path,
     *,
     ramp: Sequence[int] = DEFAULT_RAMP,
+    decoder_id: str = QWEN3_TTS_12HZ,
     force: bool = False,
     stage: Stage = lambda text: nullcontext(),
 ) -> ExportResult:
@@ -59,6 +59,7 @@ def export_artifact(
         checkpoint: A ``speech_tokenizer/`` folder or a folder above it.
         out: The artifact's folder.
         ramp: Chunk sizes in frames that a client will use; recorded for warm-up.
+        decoder_id: Name of the codec; a client refuses a stream that announces another.
         force: Replace an artifact that is there.
         stage: Called with the name of each stage; entered while it runs, for progress.
 
@@ -80,7 +81,7 @@ def export_artifact(
         interface = onnx_target.describe_interface(step)
         del program, step  # as large as the checkpoint, each
         with stage("hash and describe"):
-            manifest = _describe(source, folder, sizes, interface, made_with)
+            manifest = _describe(source, folder, sizes, decoder_id, interface, made_with)
             write_manifest(folder, manifest)
         with stage("reload from disk"):
             loaded = codecstream.load_program(folder, warmup=False)
@@ -97,6 +98,7 @@ def _describe(
     source: Checkpoint,
     folder: Path,
     ramp: Sequence[int],
+    decoder_id: str,
     interface: tuple[list[TensorEntry], list[TensorEntry], list[StateEntry]],
     made_with: dict[str, str],
 ) -> Manifest:
@@ -106,7 +108,7 @@ def _describe(
         runtime="onnx",
         precision="fp32",
         mode="stateful",
-        decoder_id=DECODER_ID,
+        decoder_id=decoder_id,
         geometry=GeometryEntry(
             codebooks=geometry.codebooks,
             codebook_size=geometry.codebook_size,

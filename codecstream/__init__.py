@@ -11,8 +11,9 @@ Importing this package loads numpy and nothing heavier. A runtime, sounddevice a
 when they are first used.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from codecstream.accumulate import CodeAccumulator
-from codecstream.client import AudioChunk, Client, Utterance, UtteranceResult, connect
 from codecstream.decoder import StreamDecoder
 from codecstream.errors import (
     ArtifactError,
@@ -36,6 +37,9 @@ from codecstream.errors import (
 from codecstream.geometry import CodecGeometry
 from codecstream.runtimes import Program, load_program
 from codecstream.schedule import DEFAULT_RAMP, Ramp
+
+if TYPE_CHECKING:
+    from codecstream.client import AudioChunk, Client, Utterance, UtteranceResult, connect
 
 __version__ = "0.1.0"
 
@@ -70,3 +74,14 @@ __all__ = [
     "connect",
     "load_program",
 ]
+
+_CLIENT = frozenset({"AudioChunk", "Client", "Utterance", "UtteranceResult", "connect"})
+
+
+def __getattr__(name: str) -> Any:
+    """Load the client when it is first used: a device that decodes only needs no asyncio."""
+    if name not in _CLIENT:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from codecstream import client
+
+    return getattr(client, name)

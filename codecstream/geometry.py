@@ -3,10 +3,10 @@
 >>> from codecstream import CodecGeometry
 >>> CodecGeometry().samples_per_frame
 1920
->>> CodecGeometry(sample_rate_hz=44100)
+>>> CodecGeometry(sample_rate_hz=44101)
 Traceback (most recent call last):
     ...
-ValueError: 44100 Hz is not a whole number of samples per frame at 12.5 frames per second
+ValueError: 44101 Hz is not a whole number of samples per frame at 12.5 frames per second
 """
 
 from __future__ import annotations

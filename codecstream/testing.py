@@ -155,6 +155,10 @@ class Peer:
         message = wire.CodecDone(utterance_index=utterance, sentence_index=sentence, **fields)
         await self.send(message)
 
+    async def error(self, message: str) -> None:
+        """Send ``error``, as before any frame of an utterance."""
+        await self.send(wire.ErrorMessage(message))
+
     async def session_done(self, utterance: int = 0, sentences: int = 1) -> None:
         """Send ``session.done``."""
         await self.send(wire.SessionDone(utterance, sentences))
@@ -319,25 +323,26 @@ class ReplayServer(ScriptedServer):
         configured = False
         try:
             while True:
-                busy = generation is not None and not generation.done()
                 limit_s = self._idle_timeout_s if configured else CONFIG_TIMEOUT_S
                 try:
-                    message = await asyncio.wait_for(peer.receive(), None if busy else limit_s)
+                    message = await asyncio.wait_for(peer.receive(), limit_s)
                 except asyncio.TimeoutError:
-                    await peer.send(wire.ErrorMessage("Idle timeout: no message received"))
+                    if generation is not None and not generation.done():
+                        continue
+                    await peer.error("Idle timeout: no message received")
                     return
                 except WireError as error:
-                    await peer.send(wire.ErrorMessage(str(error)))
+                    await peer.error(str(error))
                     continue
                 busy = generation is not None and not generation.done()
                 if isinstance(message, wire.SessionConfig):
                     configured = True
                     if busy or text:
-                        await peer.send(wire.ErrorMessage("session.config inside an utterance"))
+                        await peer.error("session.config inside an utterance")
                 elif isinstance(message, wire.SessionClose):
                     return
                 elif not configured:
-                    await peer.send(wire.ErrorMessage("the first message must be session.config"))
+                    await peer.error("the first message must be session.config")
                     return
                 elif isinstance(message, wire.InputText):
                     text.append(message.text)

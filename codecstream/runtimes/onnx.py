@@ -43,6 +43,8 @@ def load(artifact: Artifact, threads: int) -> OnnxProgram:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    # A memory plan per input length would be kept for every chunk size ever seen.
+    options.enable_mem_pattern = False
     options.log_severity_level = 3  # errors; they are raised as well
     for key, value in _SESSION_CONFIG.items():
         options.add_session_config_entry(key, value)

@@ -1,0 +1,160 @@
+"""The examples as people run them, with the demo decoder that the package brings. No torch."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import codecstream
+from codecstream import demo
+from codecstream.runtimes import Program
+from codecstream.wav import read_wav
+
+ROOT = Path(__file__).parents[2]
+pytest.importorskip("onnxruntime", reason="the demo needs ONNX Runtime: pip install '.[onnx]'")
+
+
+@pytest.fixture(scope="module")
+def demo_program() -> Program:
+    return codecstream.load_program(demo.artifact_dir())
+
+
+def run_player(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", "examples/player.py", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def replay_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL that examples/replay_server.py prints on its first line."""
+    command = [sys.executable, "-u", "examples/replay_server.py", *request.param]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+        server.terminate()
+
+
+def test_the_package_brings_a_small_demo() -> None:
+    files = [path for path in Path(demo.__file__).parent.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 12e6
+    for utterance in demo.utterances():
+        assert 3 <= len(utterance.codes) * 0.08 <= 6 or len(utterance.codes) == 37
+        assert utterance.codes.shape[1] == 16
+        assert utterance.text.endswith(".")
+
+
+def test_demo_speech_is_speech(demo_program: Program) -> None:
+    """Not noise and not silence; that it is the right words is measured in benchmarks/."""
+    decoder = codecstream.StreamDecoder(demo_program)
+    for utterance in demo.utterances():
+        pcm = np.concatenate([*decoder.push(utterance.codes), *decoder.finish()])
+        decoder.reset()
+        assert pcm.size == len(utterance.codes) * 1920
+        level_db = 20 * np.log10(np.std(pcm))
+        assert -40 < level_db < -10
+        loudness = np.std(pcm.reshape(-1, 1920), axis=1)
+        assert loudness.max() > 5 * loudness.min(), "speech has pauses"
+
+
+def test_player_speaks_the_demo(tmp_path: Path, demo_program: Program) -> None:
+    wav, figures = tmp_path / "demo.wav", tmp_path / "demo.json"
+    utterance = min(demo.utterances(), key=lambda u: len(u.codes))
+    done = run_player("--no-audio", "--text", utterance.text, "--wav", wav, "--json", figures)
+    assert done.returncode == 0, done.stderr
+    for word in ("TTFA", "playback start", "stall at TTFA", "RTF", "decode ms"):
+        assert word in done.stdout
+
+    decoder = codecstream.StreamDecoder(demo_program)
+    expected = np.concatenate([*decoder.push(utterance.codes), *decoder.finish()])
+    pcm, rate_hz = read_wav(wav)
+    assert rate_hz == 24_000
+    assert pcm.shape == expected.shape
+    assert np.abs(pcm - expected).max() < 1 / 32767
+
+    report: dict[str, Any] = json.loads(figures.read_text())
+    assert report["total_frames"] == len(utterance.codes)
+    assert report["underruns"] is None and report["underruns_reason"]
+    assert report["schedule"] == [2, 4, 8, 16, 25]
+    assert [chunk["frames"] for chunk in report["chunks"]][:4] == [2, 4, 8, 16]
+    assert sum(chunk["samples"] for chunk in report["chunks"]) == expected.size
+    for key in ("ttfa_ms", "playback_start_ms", "stall_at_ttfa_ms", "rtf", "audio_s", "total_s"):
+        assert report[key] > 0
+    assert set(report["chunks"][0]) >= {
+        "idx", "t_ms", "arrival_ms", "frames", "samples", "decode_ms"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("replay_url", [["--pace", "0.1", "--jitter-ms", "20"]], indirect=True)
+def test_player_against_the_replay_server(replay_url: str, tmp_path: Path) -> None:
+    assert re.fullmatch(r"ws://127\.0\.0\.1:\d+/v1/audio/speech/stream", replay_url)
+    wav = tmp_path / "out.wav"
+    text = demo.utterances()[2].text
+    done = run_player(
+        "--no-audio", "--url", replay_url, "--artifact", demo.artifact_dir(), "--text", text,
+        "--voice", "any", "--wav", wav,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert read_wav(wav)[0].size == len(demo.utterances()[2].codes) * 1920
+
+
+@pytest.mark.case(8)
+def test_case_8_demo_decoder_refuses_a_talkers_stream(tmp_path: Path) -> None:
+    codes = tmp_path / "codes.npy"
+    np.save(codes, np.zeros((3, 16), np.int16))
+    command = [sys.executable, "-u", "examples/replay_server.py", "--codes", str(codes)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        done = run_player(
+            "--no-audio", "--url", url, "--artifact", demo.artifact_dir(), "--text", "x"
+        )
+        server.terminate()
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the stream does not fit the decoder artifact: decoder_id")
+
+
+def test_player_without_a_server_says_so() -> None:
+    url = "ws://127.0.0.1:9/v1/audio/speech/stream"
+    done = run_player("--no-audio", "--url", url, "--artifact", demo.artifact_dir(), "--text", "x")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: no connection to {url}")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.case(44)
+def test_case_44_player_without_sound_says_what_is_missing_and_goes_on(tmp_path: Path) -> None:
+    hidden = tmp_path / "sounddevice.py"
+    hidden.write_text("raise OSError('PortAudio library not found')")
+    code = (
+        f"import sys, runpy; sys.path.insert(0, {str(tmp_path)!r}); "
+        f"sys.argv = ['player.py', '--wav', {str(tmp_path / 'a.wav')!r}]; "
+        f"runpy.run_path('examples/player.py', run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Not playing: playing sound needs the PortAudio library" in done.stdout
+    assert (tmp_path / "a.wav").stat().st_size > 100_000
+
+
+def test_embedding_document_runs(tmp_path: Path, demo_program: Program) -> None:
+    """docs/embedding.md is enough to run an artifact, and gives the very same audio."""
+    text = (ROOT / "docs" / "embedding.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    scope: dict[str, Any] = {}
+    exec(code.replace('"decoder-onnx"', repr(str(demo.artifact_dir()))), scope)
+    codes = demo.utterances()[0].codes
+    decoder = codecstream.StreamDecoder(demo_program)
+    expected = [*decoder.push(codes), *decoder.finish()]
+    heard = [scope["step"](codes[start:stop]) for start, stop in ((0, 2), (2, 6), (6, 14))]
+    for ours, theirs in zip(expected, heard, strict=False):
+        assert np.allclose(ours, theirs, atol=1e-5)

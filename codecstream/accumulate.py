@@ -24,6 +24,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from codecstream.codes import as_integers
 from codecstream.errors import InvalidCodesError
 from codecstream.geometry import CodecGeometry
 
@@ -81,8 +82,8 @@ class CodeAccumulator:
                 that does not continue the ones before it. Nothing is taken over then.
         """
         new = self._new_rows(self._matrix(output))
-        self._remember(new)
         frames = self._aligned(new, token_ids)
+        self._remember(new)
         size = self._geometry.codebook_size
         frames = frames[((frames >= 0) & (frames < size)).all(axis=1)]
         self.frames += len(frames)
@@ -95,21 +96,20 @@ class CodeAccumulator:
 
     def _matrix(self, output: ArrayLike | Sequence[ArrayLike]) -> NDArray[np.int64]:
         """Bring any of the four shapes to one matrix of rows."""
-        if not isinstance(output, (list, tuple)) or not output or np.ndim(output[0]) == 0:
+        if (
+            not isinstance(output, (list, tuple))
+            or not output
+            or isinstance(output[0], int | np.integer)
+        ):
             return self._rows(output)  # type: ignore[arg-type]  # no list of arrays here
         parts = [self._rows(part) for part in output]
-        growing = all(
-            len(short) < len(long) and np.array_equal(long[: len(short)], short)
-            for short, long in itertools.pairwise(parts)
-        )
-        return parts[-1] if growing else np.concatenate(parts)
+        cumulative = self._mode == "cumulative" or (self._mode == "auto" and _grows(parts))
+        return parts[-1] if cumulative else np.concatenate(parts)
 
     def _rows(self, output: ArrayLike) -> NDArray[np.int64]:
-        array = np.asarray(output)
+        array = as_integers(output)
         if array.size == 0:
             return np.empty((0, self._geometry.codebooks), np.int64)
-        if array.dtype.kind not in "iu":
-            raise InvalidCodesError(f"codes must be integers, not {array.dtype}")
         if array.ndim not in (1, 2) or array.shape[-1] != self._geometry.codebooks:
             raise InvalidCodesError(
                 f"a step output has shape [{self._geometry.codebooks}] or "
@@ -152,3 +152,10 @@ class CodeAccumulator:
         ids = np.asarray(token_ids, dtype=np.int64).reshape(-1)[-len(new) :]
         rows = new[len(new) - len(ids) :]
         return rows[(ids >= 0) & (ids < self._geometry.codebook_size)]
+
+
+def _grows(parts: list[NDArray[np.int64]]) -> bool:
+    """Whether each part begins with the one before it; single rows are a list of rows."""
+    return any(len(part) > 1 for part in parts) and all(
+        np.array_equal(long[: len(short)], short) for short, long in itertools.pairwise(parts)
+    )

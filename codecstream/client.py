@@ -457,12 +457,15 @@ class Utterance:
     async def _send_pieces(self, connection: _Connection, pieces: AsyncIterable[str]) -> None:
         try:
             async for piece in pieces:
+                if not connection.serves(self):
+                    return  # it ended before its text did; what follows belongs to nothing
                 connection.session.send_text(piece)
                 await connection.send()
-            connection.session.flush()
-            await connection.send()
+            if connection.serves(self):
+                connection.session.flush()
+                await connection.send()
         except LocalProtocolError:
-            pass  # the utterance ended before its text did; its own end says why
+            pass  # cancelled before its text was complete
         except Exception as error:  # the caller's iterator failed: the caller gets it
             failure = CodecStreamError(f"the text's iterator failed: {error!r}")
             failure.__cause__ = error

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from codecstream.errors import InvalidCodesError
 from codecstream.geometry import CodecGeometry
 
-__all__ = ["check_codes"]
+__all__ = ["as_integers", "check_codes"]
+
+
+def as_integers(codes: ArrayLike) -> NDArray[np.integer[Any]]:
+    """Return ``codes`` as an integer array of any shape and width, or an empty one.
+
+    Raises:
+        InvalidCodesError: They are ragged, or not integers.
+    """
+    try:
+        array = np.asarray(codes)
+    except ValueError as error:  # rows of unequal length
+        raise InvalidCodesError(f"codes are no array: {error}") from error
+    if array.size and array.dtype.kind not in "iu":  # numpy gives an empty list floats
+        raise InvalidCodesError(f"codes must be integers, not {array.dtype}")
+    return array
 
 
 def check_codes(
@@ -28,10 +45,8 @@ def check_codes(
         InvalidCodesError: Wrong dtype or shape, or an id outside ``0..codebook_size - 1``; names
             frame, codebook and value of the first one.
     """
-    array = np.asarray(codes)
     where = "" if seq is None else f"packet {seq}: "
-    if array.dtype.kind not in "iu":
-        raise InvalidCodesError(f"{where}codes must be integers, not {array.dtype}", seq=seq)
+    array = as_integers(codes)
     if array.ndim != 2 or array.shape[1] != geometry.codebooks:
         raise InvalidCodesError(
             f"{where}codes must have shape [frames, {geometry.codebooks}], not {list(array.shape)}",

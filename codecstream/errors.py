@@ -168,7 +168,8 @@ class ServerError(UtteranceError):
     """The server reported a failure; its message is the text.
 
     Attributes:
-        refused: True when it failed before any frame, such as a mode that is not supported.
+        refused: True when it failed before any ``codec.start``, such as a mode that is not
+            supported.
     """
 
     def __init__(self, message: str, *, refused: bool = False, **kwargs: Any) -> None:

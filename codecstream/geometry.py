@@ -11,6 +11,7 @@ ValueError: 44101 Hz is not a whole number of samples per frame at 12.5 frames p
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -44,8 +45,10 @@ class CodecGeometry:
     def __post_init__(self) -> None:
         for name in ("codebooks", "codebook_size", "frame_rate_hz", "sample_rate_hz"):
             value = getattr(self, name)
-            if not value > 0:
+            if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive, not {value!r}")
+            if name != "frame_rate_hz" and not isinstance(value, int):
+                raise ValueError(f"{name} must be a whole number, not {value!r}")
         samples = Fraction(self.sample_rate_hz) / Fraction(self.frame_rate_hz)
         if samples.denominator != 1:
             raise ValueError(

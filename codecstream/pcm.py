@@ -22,6 +22,7 @@ def to_int16(pcm: NDArray[np.float32]) -> NDArray[np.int16]:
     pcm = np.asarray(pcm)
     if not np.isfinite(pcm).all():
         raise OutputError("samples hold NaN or Inf: refusing to turn them into sound")
-    # Clip to the integers' own range: -1.5 becomes -32768, and nothing wraps around.
-    scaled: NDArray[np.float32] = np.clip(np.rint(pcm * np.float32(32767)), -32768, 32767)
-    return scaled.astype(np.int16)
+    # To the integers' own range: -1.5 becomes -32768. What is far beyond must not overflow first.
+    scaled = np.rint(np.clip(pcm, -2, 2) * np.float32(32767))
+    scaled = np.clip(scaled, -32768, 32767)
+    return scaled.astype(np.int16)  # type: ignore[no-any-return]

@@ -64,6 +64,7 @@ class ClientState(enum.Enum):
     IDLE = "no utterance"
     COMPOSING = "text sent, not flushed"
     FLUSHED = "text complete"
+    WITHDRAWN = "cancelled before the text was complete"
     CLOSED = "closed"
 
 
@@ -96,6 +97,8 @@ class Remote(enum.Enum):
     SESSION_DONE = "session.done"
 
 
+_NO_MESSAGE = "the server reported an error without a message"
+
 _C, _L, _S, _R = ClientState, Local, ServerState, Remote
 
 LOCAL: dict[tuple[ClientState, Local], ClientState] = {
@@ -105,10 +108,12 @@ LOCAL: dict[tuple[ClientState, Local], ClientState] = {
     (_C.IDLE, _L.CLOSE): _C.CLOSED,
     (_C.COMPOSING, _L.TEXT): _C.COMPOSING,
     (_C.COMPOSING, _L.FLUSH): _C.FLUSHED,
-    (_C.COMPOSING, _L.CANCEL): _C.COMPOSING,
+    (_C.COMPOSING, _L.CANCEL): _C.WITHDRAWN,
     (_C.COMPOSING, _L.CLOSE): _C.CLOSED,
     (_C.FLUSHED, _L.CANCEL): _C.FLUSHED,
     (_C.FLUSHED, _L.CLOSE): _C.CLOSED,
+    (_C.WITHDRAWN, _L.CANCEL): _C.WITHDRAWN,
+    (_C.WITHDRAWN, _L.CLOSE): _C.CLOSED,
 }
 
 REMOTE: dict[tuple[ServerState, Remote], ServerState] = {
@@ -205,7 +210,7 @@ class _Utterance:
     index: int | None = None
     frames: int = 0
     sentences: int = 0
-    finished_sentences: int = 0
+    proven_sentences: int = 0  # with EOS, and counts that match
     cancel_sent: bool = False
     cancel_confirmed: bool = False
     discarding: bool = False  # after a failure or a cancel: swallow until session.done
@@ -276,21 +281,16 @@ class Session:
         """Send text of an utterance, in as many messages as its length needs.
 
         Raises:
-            LocalProtocolError: The utterance is flushed, or the session closed.
+            LocalProtocolError: The utterance is flushed or cancelled, the session is closed, or
+                the text cannot be encoded.
         """
-        starts = self.client_state is ClientState.IDLE
-        self._local(Local.TEXT)
-        if starts:
-            self._utterance = _Utterance()
-        pieces = wire.split_text(text)
-        self._outgoing += [wire.encode_message(wire.InputText(piece)) for piece in pieces]
+        pieces = [wire.encode_message(wire.InputText(piece)) for piece in wire.split_text(text)]
+        self._compose(Local.TEXT)
+        self._outgoing += pieces
 
     def flush(self) -> None:
         """Say that the utterance's text is complete."""
-        starts = self.client_state is ClientState.IDLE
-        self._local(Local.FLUSH)
-        if starts:
-            self._utterance = _Utterance()
+        self._compose(Local.FLUSH)
         self._outgoing.append(wire.encode_message(wire.InputDone()))
 
     def cancel(self) -> None:
@@ -325,7 +325,7 @@ class Session:
 
     def receive_eof(self, code: int, reason: str = "") -> list[Event]:
         """Return what the end of the connection means, with the WebSocket's close code."""
-        active = self._active
+        active, flushed = self._active, self.client_state is ClientState.FLUSHED
         self.client_state, self.server_state = ClientState.CLOSED, ServerState.CLOSED
         self._outgoing.clear()
         if not active:
@@ -335,8 +335,8 @@ class Session:
             return [self._end(closing=True)]
         if utterance.cancel_sent:
             return [self._end(closing=True), Notice(f"closed with code {code} while cancelling")]
-        whole = utterance.finished_sentences == utterance.sentences > 0
-        if whole and utterance.fault is None and not self._splits_sentences:
+        proven = utterance.proven_sentences == utterance.sentences > 0
+        if proven and flushed and utterance.fault is None and not self._splits_sentences:
             return [Notice(f"closed with code {code} before session.done"), self._end(closing=True)]
         why = f": {reason}" if reason else f": {self._last_error}" if self._last_error else ""
         error = IncompleteError(
@@ -350,7 +350,14 @@ class Session:
 
     @property
     def _active(self) -> bool:
-        return self.client_state in (ClientState.COMPOSING, ClientState.FLUSHED)
+        return self.client_state not in (ClientState.IDLE, ClientState.CLOSED)
+
+    def _compose(self, step: Local) -> None:
+        """Take a step that begins an utterance where none is in flight."""
+        begins = self.client_state is ClientState.IDLE
+        self._local(step)
+        if begins:
+            self._utterance = _Utterance()
 
     def _local(self, step: Local) -> None:
         state = LOCAL.get((self.client_state, step))
@@ -401,6 +408,7 @@ class Session:
     def _start(self, start: wire.CodecStart) -> list[Event]:
         if not self._remote(Remote.START):
             return self._out_of_order(Remote.START)
+        self._unanswered_cancels = 0  # the server answers in order: no answer comes any more
         utterance = self._utterance
         utterance.sentences += 1
         utterance.sentence = _Sentence()
@@ -490,30 +498,36 @@ class Session:
         if utterance.discarding:
             return []
         if done.error:
-            message = self._last_error or "the server reported an error without a message"
-            return self._fail(ServerError(message, **self._progress()))
+            return self._fail(ServerError(_NO_MESSAGE, **self._progress()))
         if done.cancelled:
             utterance.fault = utterance.fault or IncompleteError(
                 f"the server cancelled the utterance after {utterance.frames} frames",
                 **self._progress(),
             )
             return [SentenceEnded(done)]
-        utterance.finished_sentences += 1
-        utterance.fault = utterance.fault or self._count_fault(done)
+        fault = self._count_fault(done)
+        utterance.fault = utterance.fault or fault
+        counted = done.total_frames is not None and done.seq_last is not None
         events: list[Event] = []
         if not sentence.eos:
             events.append(Notice("the sentence ended without an EOS packet"))
-        if done.total_frames is None or done.seq_last is None:
+        if not counted:
             events.append(Notice("codec.done without counts: nothing to hold the frames against"))
+        if sentence.eos and counted and fault is None:
+            utterance.proven_sentences += 1
         return [*events, SentenceEnded(done)]
 
     def _count_fault(self, done: wire.CodecDone) -> CodecStreamError | None:
         """Hold the server's counts against what arrived."""
         sentence = self._utterance.sentence
-        claims = [("total_frames", done.total_frames, sentence.frames)]
-        if sentence.packets:
-            last = (sentence.next_seq - 1) % (wire.MAX_SEQ + 1)
-            claims.append(("seq_last", done.seq_last, last))
+        last = (sentence.next_seq - 1) % (wire.MAX_SEQ + 1) if sentence.packets else -1
+        claimed_last = done.seq_last
+        if not sentence.packets and claimed_last == 0:
+            claimed_last = -1  # of no packets, 0 is a way to say none
+        claims = [
+            ("total_frames", done.total_frames, sentence.frames),
+            ("seq_last", claimed_last, last),
+        ]
         for name, claimed, counted in claims:
             if claimed is None or claimed == counted:
                 continue
@@ -528,27 +542,49 @@ class Session:
         if not self._remote(Remote.SESSION_DONE):
             return self._out_of_order(Remote.SESSION_DONE)
         utterance = self._utterance
-        if was_streaming and not utterance.discarding:
-            utterance.fault = utterance.fault or IncompleteError(
+        events: list[Event] = []
+        if not utterance.discarding:
+            fault, notices = self._end_fault(done, was_streaming)
+            utterance.fault = utterance.fault or fault
+            events += notices
+        # Where the server was done before it read our cancel, it may answer input.cancelled yet.
+        unanswered = utterance.cancel_sent and not utterance.cancel_confirmed
+        self._unanswered_cancels = int(unanswered)
+        return [*events, self._end()]
+
+    def _end_fault(
+        self, done: wire.SessionDone, was_streaming: bool
+    ) -> tuple[CodecStreamError | None, list[Event]]:
+        """Return what makes this end no success, and what is merely odd about it."""
+        utterance = self._utterance
+        claimed, came = done.total_sentences, utterance.sentences
+        fault: CodecStreamError | None = None
+        notices: list[Event] = []
+        if was_streaming:
+            fault = IncompleteError(
                 f"session.done came in mid-sentence, after {utterance.frames} frames",
                 **self._progress(),
             )
-        events: list[Event] = []
-        expected = done.total_sentences
-        if expected is not None and expected != utterance.sentences and not utterance.discarding:
-            events.append(
-                Notice(f"session.done counts {expected} sentences, {utterance.sentences} came")
+        elif self.client_state is ClientState.COMPOSING:
+            fault = RemoteProtocolError(
+                "session.done came before the text was complete", **self._progress()
             )
-        if utterance.cancel_sent and not utterance.cancel_confirmed:
-            # The server was done before it read our cancel, and may answer input.cancelled yet.
-            self._unanswered_cancels += 1
-        return [*events, self._end()]
+        elif claimed is not None and claimed > came:
+            fault = IncompleteError(
+                f"session.done counts {claimed} sentences, {came} came",
+                expected=claimed,
+                received=came,
+                **self._progress(),
+            )
+        elif claimed is not None and claimed < came:
+            notices.append(Notice(f"session.done counts {claimed} sentences, {came} came"))
+        return fault, notices
 
     def _error(self, message: wire.ErrorMessage) -> list[Event]:
-        text = wire.elide(message.message, 500) or "the server reported an error without a message"
-        self._last_error = text
+        text = wire.elide(message.message or _NO_MESSAGE, 500)
         utterance = self._utterance
         if not self._active:
+            self._last_error = text
             return [Notice(f"the server says: {text}")]
         if utterance.discarding:
             return []
@@ -557,7 +593,7 @@ class Session:
 
     def _input_cancelled(self) -> list[Event]:
         if self._unanswered_cancels:
-            self._unanswered_cancels -= 1
+            self._unanswered_cancels = 0
             return []
         utterance = self._utterance
         if self._active and utterance.cancel_sent and self.server_state is ServerState.QUIET:

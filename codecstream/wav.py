@@ -28,7 +28,9 @@ class WavWriter:
     """Write float32 chunks to a 16-bit mono WAV file; usable as a context manager."""
 
     def __init__(self, path: str | Path, sample_rate_hz: int) -> None:
-        self._file = wave.open(str(path), "wb")  # noqa: SIM115 - closed by close()
+        # Opened here: where it fails, wave of Python 3.11 complains a second time on its own.
+        self._raw = Path(path).open("wb")  # noqa: SIM115 - closed by close()
+        self._file = wave.open(self._raw, "wb")  # noqa: SIM115
         self._file.setnchannels(1)
         self._file.setsampwidth(2)
         self._file.setframerate(sample_rate_hz)
@@ -40,6 +42,7 @@ class WavWriter:
     def close(self) -> None:
         """Finish the file's header; may be called twice."""
         self._file.close()
+        self._raw.close()
 
     def __enter__(self) -> WavWriter:
         return self

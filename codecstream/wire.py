@@ -108,8 +108,9 @@ def encode_packet(seq: int, codes: ArrayLike, flags: int = 0) -> bytes:
         raise ValueError(
             f"codes must be integers [frames, codebooks], not {array.dtype} {array.shape}"
         )
-    if not 0 <= seq <= MAX_SEQ or len(array) > MAX_PACKET_FRAMES:
-        raise ValueError(f"seq {seq} or {len(array)} frames do not fit the header")
+    fits = 0 <= seq <= MAX_SEQ and len(array) <= MAX_PACKET_FRAMES and 0 <= flags <= 0xFF
+    if not fits:
+        raise ValueError(f"seq {seq}, {len(array)} frames or flags {flags} do not fit the header")
     if array.size and not -0x8000 <= int(array.min()) <= int(array.max()) <= 0x7FFF:
         raise ValueError("a code does not fit 16 bits")
     return _HEADER.pack(seq, len(array), int(flags)) + array.astype(_CODE).tobytes()
@@ -223,7 +224,7 @@ class SessionDone(_Message, frozen=True, tag="session.done"):
 class ErrorMessage(_Message, frozen=True, tag="error"):
     """A failure, in words."""
 
-    message: str = ""
+    message: str | None = None
     partial_audio: bool | None = None
     action: str | None = None
 
@@ -287,12 +288,17 @@ def encode_message(message: ClientMessage | ServerMessage) -> str:
     """Return the message as JSON text.
 
     Raises:
-        LocalProtocolError: It is larger than the server takes.
+        LocalProtocolError: It is larger than the server takes, or cannot be encoded.
     """
     document = msgspec.to_builtins(message)
     if isinstance(message, SessionConfig):
         document = {key: value for key, value in document.items() if value is not None}
-    data = msgspec.json.encode(document)
+    try:
+        data = msgspec.json.encode(document)
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError(
+            f"{document['type']} holds text that is no Unicode: {error}"
+        ) from error
     limit = MAX_CONFIG_BYTES if isinstance(message, SessionConfig) else MAX_MESSAGE_BYTES
     if len(data) > limit:
         raise LocalProtocolError(

@@ -18,6 +18,7 @@ from codecstream import (
     ConnectionFailedError,
     LocalProtocolError,
     Program,
+    ServerError,
 )
 from codecstream.testing import Peer, Recording, ReplayServer, ScriptedServer
 from codecstream.wire import Flags, InputCancel, SessionConfig
@@ -129,6 +130,43 @@ async def test_a_failing_text_iterator_reaches_the_caller(ledger_program: Ledger
         assert "language model went away" in str(error)
         assert (await collect(client.speak("x"))).size == len(CODES) * SAMPLES
     assert server.connections == 1
+
+
+async def test_text_of_a_failed_utterance_does_not_join_the_next(
+    ledger_program: LedgerProgram,
+) -> None:
+    said: list[str] = []
+    failed = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.receive()  # session.config
+        await peer.receive()  # the first piece
+        await peer.error("generation failed")
+        await peer.session_done(sentences=0)
+        failed.set()
+        said.append(await peer.request())
+        await peer.speak(CODES, 1)
+        await peer.receive()
+
+    async def pieces() -> AsyncIterator[str]:
+        yield "one "
+        await failed.wait()
+        await asyncio.sleep(0.05)  # until the news has reached the client
+        for piece in ("two ", "three "):
+            yield piece
+            await asyncio.sleep(0)
+
+    async with (
+        ScriptedServer(script) as server,
+        codecstream.connect(server.url, ledger_program) as client,
+    ):
+        utterance = client.speak(pieces())
+        await utterance._begin()
+        await asyncio.sleep(0.2)  # the caller is busy elsewhere
+        with pytest.raises(ServerError):
+            await collect(utterance)
+        await collect(client.speak("Next."))
+    assert said == ["Next."]
 
 
 async def test_reset_flag_starts_a_fresh_state_in_mid_stream(tiny_program: Program) -> None:

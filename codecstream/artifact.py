@@ -17,118 +17,23 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from codecstream.errors import ArtifactError
-from codecstream.geometry import CodecGeometry
+from codecstream.manifest import MANIFEST_NAME, FileEntry, Manifest, parse_manifest
 
 __all__ = [
-    "FORMAT_VERSION",
-    "MANIFEST_NAME",
     "Artifact",
-    "FileEntry",
-    "FrameRange",
-    "GeometryEntry",
-    "Manifest",
-    "StateEntry",
-    "TensorEntry",
+    "check_replaceable",
     "describe_file",
     "open_artifact",
+    "write_manifest",
     "writing_artifact",
 ]
 
-FORMAT = "codecstream-decoder"
-FORMAT_VERSION = 1
-MANIFEST_NAME = "manifest.json"
 MAX_MANIFEST_BYTES = 1024 * 1024
 _READ_BYTES = 1024 * 1024
-
-
-class GeometryEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """The codec's rates and sizes, as :class:`codecstream.CodecGeometry` has them."""
-
-    codebooks: int
-    codebook_size: int
-    frame_rate_hz: float
-    sample_rate_hz: int
-    samples_per_frame: int
-
-
-class FrameRange(msgspec.Struct, frozen=True, kw_only=True):
-    """The chunk sizes in frames that the program takes; ``max`` None is no bound."""
-
-    min: int = 1
-    max: int | None = None
-
-
-class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """An input or output. A string in ``shape`` is a length that depends on ``frames``."""
-
-    name: str
-    dtype: str
-    shape: list[int | str]
-
-
-class StateEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """``output`` of a step is ``input`` of the next; a new stream holds ``fill`` everywhere."""
-
-    input: str
-    output: str
-    fill: float = 0.0
-
-
-class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Size in bytes and SHA-256 of a file."""
-
-    bytes: int
-    sha256: str
-
-
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of ``manifest.json``."""
-
-    format: str = FORMAT
-    format_version: int = FORMAT_VERSION
-    runtime: str
-    precision: str
-    mode: str
-    decoder_id: str
-    geometry: GeometryEntry
-    frames: FrameRange
-    ramp: list[int]
-    program: str
-    inputs: list[TensorEntry]
-    outputs: list[TensorEntry]
-    state: list[StateEntry]
-    files: dict[str, FileEntry]
-    made_with: dict[str, str]
-    source: dict[str, str] = {}
-    parity: dict[str, Any] = {}
-
-    def codec_geometry(self) -> CodecGeometry:
-        """Return the geometry as the rest of the package uses it.
-
-        Raises:
-            ArtifactError: The numbers do not fit together.
-        """
-        entry = self.geometry
-        try:
-            geometry = CodecGeometry(
-                codebooks=entry.codebooks,
-                codebook_size=entry.codebook_size,
-                frame_rate_hz=entry.frame_rate_hz,
-                sample_rate_hz=entry.sample_rate_hz,
-            )
-        except ValueError as error:
-            raise ArtifactError(f"manifest: geometry: {error}") from error
-        if geometry.samples_per_frame != entry.samples_per_frame:
-            raise ArtifactError(
-                f"manifest: samples_per_frame is {entry.samples_per_frame}, "
-                f"but the rates give {geometry.samples_per_frame}"
-            )
-        return geometry
 
 
 class Artifact(msgspec.Struct, frozen=True):
@@ -143,21 +48,23 @@ class Artifact(msgspec.Struct, frozen=True):
         return self.folder / self.manifest.program
 
 
-def open_artifact(folder: str | Path, *, verify_hashes: bool = True) -> Artifact:
+def open_artifact(
+    folder: str | Path, *, verify_hashes: bool = True, manifest_name: str = MANIFEST_NAME
+) -> Artifact:
     """Read and check an artifact.
 
     Args:
         folder: The artifact's folder.
         verify_hashes: Compare every file's SHA-256 as well as its size. Costs about a second per
             gigabyte; leave it out only for a folder that nobody else can write to.
+        manifest_name: The exporter gives a manifest its right name when all is verified.
 
     Raises:
         ArtifactError: No artifact, an unknown format version, a file that is missing, of another
             size or damaged, or a name that leaves the folder; names the file and what to do.
     """
     root = Path(folder).absolute()
-    manifest = _read_manifest(root)
-    _check_manifest(manifest)
+    manifest = _read_manifest(root / manifest_name)
     for name, entry in manifest.files.items():
         _check_file(root / name, entry, verify_hashes)
     return Artifact(root, manifest)
@@ -208,10 +115,10 @@ def check_replaceable(target: Path, *, force: bool) -> None:
         raise ArtifactError(f"{target} already holds an artifact; use --force to replace it")
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
+def write_manifest(folder: Path, manifest: Manifest, name: str = MANIFEST_NAME) -> None:
     """Write ``manifest.json``, the last file of an artifact."""
     data = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-    (folder / MANIFEST_NAME).write_bytes(data + b"\n")
+    (folder / name).write_bytes(data + b"\n")
 
 
 def describe_file(path: Path) -> FileEntry:
@@ -223,49 +130,22 @@ def describe_file(path: Path) -> FileEntry:
     return FileEntry(bytes=path.stat().st_size, sha256=digest.hexdigest())
 
 
-def _read_manifest(root: Path) -> Manifest:
-    path = root / MANIFEST_NAME
+def _read_manifest(path: Path) -> Manifest:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_MANIFEST_BYTES + 1)
     except OSError as error:
         reason = error.strerror or error
         raise ArtifactError(
-            f"{root} is not a decoder artifact: {MANIFEST_NAME}: {reason}. "
+            f"{path.parent} is not a decoder artifact: {path.name}: {reason}. "
             f"codecstream-export makes one"
         ) from error
     if len(data) > MAX_MANIFEST_BYTES:
         raise ArtifactError(f"{path} is larger than {MAX_MANIFEST_BYTES} bytes: not a manifest")
     try:
-        head = msgspec.json.decode(data)
-        if not isinstance(head, dict) or head.get("format") != FORMAT:
-            raise ArtifactError(f"{path} is not the manifest of a decoder artifact")
-        version = head.get("format_version")
-        if version != FORMAT_VERSION:
-            raise ArtifactError(
-                f"{path} has format version {version!r}, this codecstream reads {FORMAT_VERSION}: "
-                f"install a matching codecstream or export again"
-            )
-        return msgspec.json.decode(data, type=Manifest)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise ArtifactError(f"{path} is not a valid manifest: {error}") from error
-
-
-def _check_manifest(manifest: Manifest) -> None:
-    for name in manifest.files:
-        if not name or name in (".", "..", MANIFEST_NAME) or set(name) & set("/\\:\0"):
-            raise ArtifactError(f"manifest: {name!r} is not a plain file name")
-    if manifest.program not in manifest.files:
-        raise ArtifactError(f"manifest: program {manifest.program!r} is not among its files")
-    low, high = manifest.frames.min, manifest.frames.max
-    if low != 1 or (high is not None and high < 1):
-        raise ArtifactError(f"manifest: a program for {low} to {high} frames cannot stream")
-    inputs = {item.name for item in manifest.inputs}
-    outputs = {item.name for item in manifest.outputs}
-    for item in manifest.state:
-        if item.input not in inputs or item.output not in outputs:
-            raise ArtifactError(f"manifest: state {item.input!r} is not an input and an output")
-    manifest.codec_geometry()
+        return parse_manifest(data)
+    except ArtifactError as error:
+        raise ArtifactError(f"{path}: {error}") from error
 
 
 def _check_file(path: Path, entry: FileEntry, verify_hashes: bool) -> None:

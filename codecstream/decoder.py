@@ -112,23 +112,21 @@ class StreamDecoder:
         return self._decode_pending()
 
     def prime(self, codes: ArrayLike) -> None:
-        """Run reference frames through the state and discard their audio.
+        """Run reference frames through the state before an utterance and discard their audio.
 
-        What is pushed afterwards sounds as if it followed those frames; it starts with the first
-        chunk size again. When it fails, the state stays as it was.
+        What is pushed afterwards sounds as if it followed those frames. When it fails, the state
+        stays as it was. It may be called several times.
 
         Args:
             codes: Integer ``[frames, codebooks]``.
 
         Raises:
-            DecoderStateError: Frames are pending, or ``finish`` was called.
+            DecoderStateError: The utterance has begun, or ``finish`` was called.
             InvalidCodesError, DecoderError, OutputError: As for :meth:`push`.
         """
         self._require_open("prime")
-        if self._pending.frames:
-            raise DecoderStateError(
-                f"prime() with {self._pending.frames} frames pending: prime first, then push"
-            )
+        if self._chunks or self._pending.frames:
+            raise DecoderStateError("prime() in mid-utterance: prime first, then push")
         checked = check_codes(codes, self._program.geometry)
         state = self._state
         largest = max(self._ramp.sizes)

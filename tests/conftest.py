@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,10 @@ from codecstream import Program
 
 if TYPE_CHECKING:
     from codecstream_export import EagerDecoder
+
+# For torch, which reads it at import: at the tiny decoder's widths its threads only wait for each
+# other, and a test takes ten times as long when the machine has anything else to do.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture

@@ -7,18 +7,19 @@ function, so that a device needs only the one that it uses.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codecstream.artifact import Artifact, Manifest, open_artifact
+from codecstream.artifact import Artifact, open_artifact
 from codecstream.cpus import usable_cpus
 from codecstream.errors import ArtifactError
 from codecstream.geometry import CodecGeometry
 
-__all__ = ["Program", "load_program", "warm_up"]
+__all__ = ["Program", "load_artifact", "load_program", "warm_up"]
 
 _RUNTIMES = {"onnx": "codecstream.runtimes.onnx"}
 
@@ -82,6 +83,14 @@ def load_program(
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
     artifact = open_artifact(folder, verify_hashes=verify_hashes)
+    program = load_artifact(artifact, threads)
+    if warmup:
+        warm_up(program, artifact.manifest.ramp)
+    return program
+
+
+def load_artifact(artifact: Artifact, threads: int | None = None) -> Program:
+    """Load an artifact that was opened already; see :func:`load_program`."""
     manifest = artifact.manifest
     if manifest.mode != "stateful" or manifest.runtime not in _RUNTIMES:
         raise ArtifactError(
@@ -90,14 +99,12 @@ def load_program(
         )
     runtime = importlib.import_module(_RUNTIMES[manifest.runtime])
     program: Program = runtime.load(artifact, threads or usable_cpus())
-    if warmup:
-        warm_up(program, manifest)
     return program
 
 
-def warm_up(program: Program, manifest: Manifest) -> None:
+def warm_up(program: Program, ramp: Iterable[int]) -> None:
     """Run each size of the ramp once on a throw-away state."""
-    for frames in sorted(set(manifest.ramp)):
+    for frames in sorted(set(ramp)):
         codes = np.zeros((frames, program.geometry.codebooks), np.int64)
         program.step(codes, program.initial_state())
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codecstream.artifact import Artifact, TensorEntry
+from codecstream.artifact import Artifact
 from codecstream.errors import ArtifactError, DecoderError, MissingDependencyError
 from codecstream.geometry import CodecGeometry
+from codecstream.manifest import TensorEntry
 from codecstream.runtimes import describe
 
 __all__ = ["load"]
@@ -45,7 +46,7 @@ def load(artifact: Artifact, threads: int) -> OnnxProgram:
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     # A memory plan per input length would be kept for every chunk size ever seen.
     options.enable_mem_pattern = False
-    options.log_severity_level = 3  # errors; they are raised as well
+    options.log_severity_level = 4  # errors are raised, not printed as well
     for key, value in _SESSION_CONFIG.items():
         options.add_session_config_entry(key, value)
     try:

@@ -24,6 +24,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return 0 only for an artifact that was reloaded and met its floor."""
     options = _parser().parse_args(arguments)
     console = Console(stderr=True, highlight=False)
+
+    def say(text: str, style: str | None = None) -> None:
+        # Messages hold paths and shapes: brackets in them are no markup, and no line is broken.
+        console.print(text, style=style, markup=False, soft_wrap=True)
+
     # Heavy imports wait until the arguments are known to be right.
     from codecstream_export.export import export_artifact
 
@@ -32,9 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         started = time.perf_counter()
         with console.status(f"{text} ..."):
             yield
-        console.print(f"  [green]done[/] {text}: {time.perf_counter() - started:.1f} s")
+        say(f"  done in {time.perf_counter() - started:5.1f} s: {text}")
 
-    console.print(f"Exporting {options.checkpoint} for {options.runtime}, {options.precision}")
+    say(f"Exporting {options.checkpoint} for {options.runtime}, {options.precision}")
     try:
         result = export_artifact(
             options.checkpoint,
@@ -45,17 +50,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stage=stage,
         )
     except ParityError as error:
-        console.print(f"[red]falls short:[/] {error}")
+        say(f"falls short: {error}", style="red")
         return EXIT_FALLS_SHORT
     except (CodecStreamError, ValueError) as error:
-        console.print(f"[red]error:[/] {error}", soft_wrap=True)
+        say(f"error: {error}", style="red")
         return EXIT_WRONG_USE
     for item in result.parity:
-        console.print(
+        say(
             f"  {item.frames} frames in {item.order} order: {item.snr_db:.1f} dB, "
             f"worst 80 ms {item.worst_slice_snr_db:.1f} dB"
         )
-    console.print(f"Wrote {result.folder} ({result.size_bytes / 1e6:.1f} MB)")
+    say(f"Wrote {result.folder} ({result.size_bytes / 1e6:.1f} MB)")
     return EXIT_OK
 
 

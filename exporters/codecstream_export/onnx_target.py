@@ -8,13 +8,14 @@ import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnxscript
 import torch
 from torch.export import Dim, ExportedProgram
 
-from codecstream.artifact import FrameRange, StateEntry, TensorEntry
+from codecstream.manifest import FrameRange, StateEntry, TensorEntry
 from codecstream_export.random_weights import random_codes
 from codecstream_export.step import StepDecoder
 
@@ -56,6 +57,7 @@ def write_onnx(program: ExportedProgram, step: StepDecoder, folder: Path) -> dic
         )
         assert result is not None
         result.model.ir_version = IR_VERSION
+        _forget_origin(result.model)
         result.save(str(folder / PROGRAM_NAME), external_data=False)
     return {
         "torch": str(torch.__version__),
@@ -84,6 +86,19 @@ def describe_interface(
     ]
     state = [StateEntry(input=s.name, output=f"next.{s.name}") for s in step.state]
     return inputs, outputs, state
+
+
+def _forget_origin(model: Any) -> None:
+    """Drop the tracer's notes: stack traces with paths of this machine, in every node."""
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    for node in model.graph.all_nodes():
+        node.metadata_props.clear()
+        node.doc_string = None
+        for value in node.outputs:
+            value.metadata_props.clear()
+    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()
 
 
 FRAMES = FrameRange(min=1, max=None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,6 +16,8 @@ def snr_db(reference: NDArray[np.float32], output: NDArray[np.float32]) -> float
     Raises:
         ValueError: The lengths differ.
     """
+    if reference.size == output.size == 0:
+        return math.inf
     return float(slice_snr_db(reference, output, max(1, reference.size))[0])
 
 

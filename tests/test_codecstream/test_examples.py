@@ -158,3 +158,14 @@ def test_embedding_document_runs(tmp_path: Path, demo_program: Program) -> None:
     heard = [scope["step"](codes[start:stop]) for start, stop in ((0, 2), (2, 6), (6, 14))]
     for ours, theirs in zip(expected, heard, strict=False):
         assert np.allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_readme_code_runs(index: int, tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[index]
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    printed = re.search(re.escape(code) + r"```\n\n```\n(.*?)```", text, re.DOTALL)
+    assert done.stdout == ("" if printed is None else printed[1])

@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import ssl as ssl_module
 import time
+from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -38,7 +39,14 @@ from codecstream.errors import (
 )
 from codecstream.metrics import ChunkTime, Metrics, summarise
 from codecstream.pipeline import AudioChunk, DecodePipeline
-from codecstream.protocol import Event, Notice, Session, UtteranceEnded, UtteranceFailed
+from codecstream.protocol import (
+    ClientState,
+    Event,
+    Notice,
+    Session,
+    UtteranceEnded,
+    UtteranceFailed,
+)
 from codecstream.runtimes import Program
 from codecstream.schedule import DEFAULT_RAMP, Ramp
 
@@ -128,8 +136,10 @@ def connect(
         max_message_bytes: Largest message accepted.
 
     Raises:
-        ValueError: The schedule cannot be used with the program.
+        ValueError: The URL is no WebSocket's, or the schedule cannot be used with the program.
     """
+    if not url.startswith(("ws://", "wss://")) or (ssl is not None and url.startswith("ws://")):
+        raise ValueError(f"the URL must start with ws://, or with wss:// for TLS, not {url!r}")
     ramp = Ramp.of(schedule)
     StreamDecoder(program, ramp)  # fails now rather than at the first utterance
     return Client(
@@ -161,7 +171,8 @@ class Client:
         self._options = options
         self._connection: _Connection | None = None
         self._utterance: Utterance | None = None
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="codecstream-decode")
+        self._worker: ThreadPoolExecutor | None = None
+        self._starting = asyncio.Lock()  # one utterance at a time asks for the connection
 
     async def __aenter__(self) -> Client:
         """Connect.
@@ -169,11 +180,8 @@ class Client:
         Raises:
             ConnectionFailedError: The server cannot be reached or refuses the handshake.
         """
-        try:
-            self._connection = await _Connection.open(self._options)
-        except BaseException:
-            self._worker.shutdown(wait=False)
-            raise
+        self._connection = await _Connection.open(self._options)
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="codecstream-decode")
         return self
 
     async def __aexit__(
@@ -187,20 +195,29 @@ class Client:
     def speak(self, text: Text, **settings: Any) -> Utterance:
         """Return an utterance to iterate over; the request is sent when iteration starts.
 
+        An utterance that is left before its end must be cancelled before the next one starts.
+
         Args:
             text: The text, or an asynchronous iterable of its pieces.
             **settings: Fields of :class:`codecstream.wire.SessionConfig` for this utterance,
                 such as ``voice="vivian"``.
 
         Raises:
-            LocalProtocolError: A setting is not a field of the session's config.
+            LocalProtocolError: A setting is not a field of the session's config, or the client
+                is not open.
         """
         try:
             config = msgspec.structs.replace(self._options.config, **settings)
         except TypeError as error:
             known = ", ".join(wire.SessionConfig.__struct_fields__)
             raise LocalProtocolError(f"{error}; settings are: {known}") from error
-        return Utterance(self, text, config)
+        pipeline = DecodePipeline(
+            StreamDecoder(self._options.program, self._options.schedule),
+            self._options.program.geometry,
+            self._open_worker(),
+            self._options.max_ahead_s,
+        )
+        return Utterance(self, text, config, pipeline, self._options)
 
     async def cancel(self) -> None:
         """Stop the utterance in flight: nothing more of it is decoded or handed out.
@@ -208,41 +225,59 @@ class Client:
         Its iteration ends at once, with ``result.status == "cancelled"``. Returns when the
         connection is free again; does nothing where no utterance is in flight.
         """
-        if self._utterance is not None:
-            await self._utterance._cancel()
+        utterance = self._utterance
+        if utterance is not None:
+            utterance._stop_now()
+            await utterance._settle()
+            async with self._starting:
+                if self._connection is not None:
+                    await self._release(self._connection)
 
     async def close(self) -> None:
         """End the utterance in flight, say goodbye and close. May be called twice."""
-        utterance, connection = self._utterance, self._connection
-        self._utterance = self._connection = None
-        if utterance is not None:
-            utterance._stop_now()
-        if connection is not None:
-            await connection.close(goodbye=True)
-        if utterance is not None:
-            await utterance._settle()
-        self._worker.shutdown()  # idle by now
+        worker, self._worker = self._worker, None
+        if self._utterance is not None:
+            self._utterance._stop_now()
+            await self._utterance._settle()
+        async with self._starting:  # a start in flight sees that the client is closed
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                await connection.close(goodbye=True)
+        if worker is not None:
+            worker.shutdown()  # idle by now
 
-    async def _acquire(self, utterance: Utterance) -> _Connection:
-        """Return a connection on which ``utterance`` may start.
+    def _open_worker(self) -> ThreadPoolExecutor:
+        if self._worker is None:
+            raise LocalProtocolError("the client is not open: use it inside 'async with'")
+        return self._worker
+
+    async def _start(self, utterance: Utterance) -> _Connection:
+        """Send the request of ``utterance`` and return the connection that it went out on.
 
         Raises:
-            LocalProtocolError: Another utterance is in flight.
+            LocalProtocolError: Another utterance is in flight, or the client was closed.
             ConnectionFailedError: The server cannot be reached.
         """
-        previous = self._utterance
-        if previous is not None and previous is not utterance:
-            if not previous.over:
+        async with self._starting:
+            self._open_worker()
+            previous = self._utterance
+            if previous is not None and not previous.over:
                 raise LocalProtocolError(
                     "an utterance is still in flight: iterate it to its end or cancel() it first"
                 )
-            await previous._settle()
-        self._utterance = utterance
-        if self._connection is not None:
-            await self._release(self._connection)
-        if self._connection is None:
-            self._connection = await _Connection.open(self._options)
-        return self._connection
+            self._utterance = utterance
+            if previous is not None:
+                await previous._settle()
+            # The second time round, the server had closed while we were idle and the news came
+            # only now. Nothing was received, so nothing can be said twice.
+            for _ in range(2):
+                if self._connection is not None:
+                    await self._release(self._connection)
+                if self._connection is None:
+                    self._connection = await _Connection.open(self._options)
+                if await self._connection.start(utterance):
+                    return self._connection
+            raise ConnectionFailedError(f"{self._options.url} closes every connection at once")
 
     async def _release(self, connection: _Connection) -> None:
         """Let the server finish what it was sending; give up the connection where it does not."""
@@ -262,6 +297,8 @@ class _Connection:
         self._receiver: Utterance | None = None
         self._idle = asyncio.Event()
         self._idle.set()
+        self._outbox: deque[str] = deque()
+        self._sending = asyncio.Lock()
         self.session = Session(
             options.program.geometry, options.program.decoder_id, on_gap=options.on_gap
         )
@@ -286,37 +323,49 @@ class _Connection:
                 close_timeout=options.drain_timeout_s,
                 **tls,
             )
-        except (OSError, asyncio.TimeoutError, WebSocketException) as error:
+        except (OSError, asyncio.TimeoutError, WebSocketException, ValueError) as error:
             reason = str(error) or type(error).__name__
             raise ConnectionFailedError(f"no connection to {options.url}: {reason}") from error
         return cls(socket, options)
 
-    async def start(self, receiver: Utterance, config: wire.SessionConfig, text: Text) -> bool:
-        """Send the settings where they changed and the text; return False where nobody is there."""
-        if self._config != config:
-            self.session.configure(config)
-        self._receiver = receiver
+    async def start(self, utterance: Utterance) -> bool:
+        """Send the settings where they changed, and the text; return False where nobody is there.
+
+        Text that comes in pieces is the utterance's own to send.
+        """
+        if self._config != utterance.config:
+            self.session.configure(utterance.config)
+        if isinstance(utterance.text, str):
+            self.session.send_text(utterance.text)
+            self.session.flush()
+        self._receiver = utterance
         self._idle.clear()
         self.last_message_s = time.perf_counter()
-        if isinstance(text, str):
-            self.session.send_text(text)
-            self.session.flush()
-        self._config = config
-        return await self.send()
+        utterance._pipeline.restart_clock()
+        if not await self.send():
+            self._receiver = None
+            utterance._forget_early_events()
+            return False
+        self._config = utterance.config
+        return True
 
     def serves(self, utterance: Utterance) -> bool:
         """Whether ``utterance`` is the one that the server is still busy with."""
         return self._receiver is utterance
 
     async def send(self) -> bool:
-        """Send what the session has to send; return False where the socket is closed."""
+        """Send what the session has to send, in order; return False where the socket is closed."""
         from websockets.exceptions import ConnectionClosed
 
-        try:
-            for text in self.session.data_to_send():
-                await self._socket.send(text)
-        except ConnectionClosed:
-            return False
+        async with self._sending:
+            self._outbox.extend(self.session.data_to_send())
+            try:
+                while self._outbox:
+                    await self._socket.send(self._outbox[0])
+                    self._outbox.popleft()  # only now: a cancelled send is made up for later
+            except ConnectionClosed:
+                self._outbox.clear()
+                return False
         return True
 
     async def wait_idle(self, timeout_s: float) -> bool:
@@ -349,6 +398,11 @@ class _Connection:
             frame = closed.rcvd or closed.sent
             if frame is not None:
                 code, reason = frame.code, frame.reason
+        except Exception as error:  # a fault of this program: it must not look like the network's
+            failure = CodecStreamError(f"reading from the server failed: {error!r}")
+            failure.__cause__ = error
+            self._deliver([UtteranceFailed(failure)])
+            await self._socket.close(1011)
         finally:
             self.closed = True
             self._deliver(self.session.receive_eof(code, reason))
@@ -365,7 +419,7 @@ class _Connection:
 
 
 class Utterance:
-    """One spoken text: an asynchronous iterator of :class:`AudioChunk`.
+    """One spoken text: an asynchronous iterator of :class:`AudioChunk`, for one task.
 
     Iteration ends after the last chunk of a complete utterance, or at once when it is cancelled.
     Any other end raises an error of :mod:`codecstream.errors`. A failure that the server reports,
@@ -373,13 +427,23 @@ class Utterance:
     that do not add up raise after the last chunk.
     """
 
-    def __init__(self, client: Client, text: Text, config: wire.SessionConfig) -> None:
+    def __init__(
+        self,
+        client: Client,
+        text: Text,
+        config: wire.SessionConfig,
+        pipeline: DecodePipeline,
+        options: _Options,
+    ) -> None:
+        self.text = text
+        self.config = config
         self._client = client
-        self._text = text
-        self._config = config
-        self._pipeline = self._new_pipeline()
+        self._pipeline = pipeline
+        self._options = options
+        self._begin_task: asyncio.Task[None] | None = None
         self._connection: _Connection | None = None
-        self._text_task: asyncio.Task[None] | None = None
+        self._helpers: list[asyncio.Task[None]] = []
+        self._early: list[Event] = []
         self._frames_received = 0
         self._utterance_index: int | None = None
         self._cancelled = False
@@ -388,7 +452,7 @@ class Utterance:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether it has ended, well or not, and the last chunk was taken."""
         return self._pipeline.over
 
     @property
@@ -401,7 +465,7 @@ class Utterance:
         if not self.over:
             raise LocalProtocolError("the utterance has no result before it has ended")
         pipeline = self._pipeline
-        geometry = self._client._options.program.geometry
+        geometry = self._options.program.geometry
         return UtteranceResult(
             status=_status(pipeline.error, self._cancelled),
             error=pipeline.error,
@@ -417,42 +481,40 @@ class Utterance:
         return self
 
     async def __anext__(self) -> AudioChunk:
-        if self._connection is None and not self.over:
-            await self._begin()
-        chunk = await self._next()
+        if self._begin_task is None and not self.over:
+            # A task of its own: a caller that is cancelled here leaves no half request behind.
+            self._begin_task = asyncio.create_task(self._begin(), name="codecstream-begin")
+        chunk = await self._pipeline.get()
         if chunk is None:
-            await self._settle()
+            if not self._cancelled:  # else whoever cancelled it does that
+                await self._settle()
             if self._pipeline.error is not None:
                 raise self._pipeline.error
             raise StopAsyncIteration
         return chunk
 
-    def _new_pipeline(self) -> DecodePipeline:
-        options = self._client._options
-        return DecodePipeline(
-            StreamDecoder(options.program, options.schedule),
-            options.program.geometry,
-            self._client._worker,
-            options.max_ahead_s,
-        )
-
     async def _begin(self) -> None:
-        connection = await self._client._acquire(self)
-        self._pipeline.start()
-        if not await connection.start(self, self._config, self._text):
-            # The server had closed while we were idle and the news came only now. Nothing was
-            # received, so nothing can be said twice.
-            await connection.close(goodbye=False)
-            await self._pipeline.join()
-            self._pipeline = self._new_pipeline()
-            self._failed_remotely = False
-            connection = await self._client._acquire(self)
-            self._pipeline.start()
-            await connection.start(self, self._config, self._text)
+        try:
+            connection = await self._client._start(self)
+        except CodecStreamError as error:
+            self._pipeline.stop(error)
+            return
+        except Exception as error:
+            failure = CodecStreamError(f"the utterance could not start: {error!r}")
+            failure.__cause__ = error
+            self._pipeline.stop(failure)
+            return
         self._connection = connection
-        if not isinstance(self._text, str):
-            pieces = self._send_pieces(connection, self._text)
-            self._text_task = asyncio.create_task(pieces, name="codecstream-text")
+        early, self._early = self._early, []
+        for event in early:
+            self._pipeline.feed(event)
+        if self.over:  # cancelled meanwhile: _settle() tells the server
+            return
+        self._pipeline.start()
+        self._helpers.append(asyncio.create_task(self._watch(connection), name="codecstream-watch"))
+        if not isinstance(self.text, str):
+            pieces = self._send_pieces(connection, self.text)
+            self._helpers.append(asyncio.create_task(pieces, name="codecstream-text"))
 
     async def _send_pieces(self, connection: _Connection, pieces: AsyncIterable[str]) -> None:
         try:
@@ -470,29 +532,29 @@ class Utterance:
             failure = CodecStreamError(f"the text's iterator failed: {error!r}")
             failure.__cause__ = error
             self._pipeline.stop(failure)
+        finally:
+            close = getattr(pieces, "aclose", None)
+            if close is not None:
+                await close()
 
-    async def _next(self) -> AudioChunk | None:
-        """Return the next chunk, or None at the end, which a silent server brings about."""
-        limit_s = self._client._options.idle_timeout_s
-        while True:
-            try:
-                return await asyncio.wait_for(self._pipeline.get(), limit_s)
-            except asyncio.TimeoutError:
-                self._check_stall(limit_s)
-
-    def _check_stall(self, limit_s: float) -> None:
-        connection = self._connection
-        assert connection is not None
-        silent_s = time.perf_counter() - connection.last_message_s
-        if self._pipeline.waiting_for_frames and silent_s >= limit_s:
-            self._pipeline.stop(
-                IncompleteError(
+    async def _watch(self, connection: _Connection) -> None:
+        """End the utterance when its text is complete and the server stays silent for too long."""
+        limit_s = self._options.idle_timeout_s
+        while connection.serves(self):
+            silent_s = time.perf_counter() - connection.last_message_s
+            if silent_s < limit_s or connection.session.client_state is not ClientState.FLUSHED:
+                await asyncio.sleep(max(limit_s - silent_s, limit_s / 10))
+            elif not self._pipeline.waiting_for_frames:
+                await asyncio.sleep(limit_s / 10)  # the caller first gets what has come
+            else:
+                error = IncompleteError(
                     f"nothing came from the server for {limit_s:g} s "
                     f"after {self._frames_received} frames",
                     utterance_index=self._utterance_index,
                     frames_received=self._frames_received,
                 )
-            )
+                self._pipeline.stop(error)
+                return
 
     def _receive(self, event: Event, session: Session) -> None:
         """Take an event from the connection's reader. Never waits."""
@@ -503,24 +565,30 @@ class Utterance:
             return
         if isinstance(event, UtteranceFailed):
             self._failed_remotely = True
-        self._pipeline.feed(event)
+        if self._connection is None:
+            self._early.append(event)
+        else:
+            self._pipeline.feed(event)
+
+    def _forget_early_events(self) -> None:
+        """The request did not go out: the end of that connection is not this utterance's."""
+        self._early.clear()
+        self._notices.clear()
+        self._failed_remotely = False
 
     def _stop_now(self) -> None:
         if not self.over:
-            self._cancelled = True
+            self._cancelled = self._pipeline.error is None
             self._pipeline.stop()
-
-    async def _cancel(self) -> None:
-        self._stop_now()
-        await self._settle()
-        if self._connection is not None:
-            await self._client._release(self._connection)
 
     async def _settle(self) -> None:
         """Stop what still works for this utterance, here and on the server."""
-        if self._text_task is not None:
-            self._text_task.cancel()
-            await asyncio.wait([self._text_task])
+        if self._begin_task is not None and not self._begin_task.done():
+            await asyncio.wait([self._begin_task])
+        for task in self._helpers:
+            task.cancel()
+        if self._helpers:
+            await asyncio.wait(self._helpers)
         connection = self._connection
         if connection is not None and connection.serves(self) and not self._failed_remotely:
             with contextlib.suppress(LocalProtocolError):  # the socket closed just now

@@ -39,7 +39,8 @@ class AudioChunk:
         first_frame: Index of its first frame within the utterance.
         idx: Index of the chunk within the utterance.
         sentence_index: Index of its sentence within the utterance.
-        arrival_ms: When the last frame that it needed had arrived.
+        arrival_ms: When the message that completed it had arrived: the packet of its last frame
+            or, for the last chunk of a sentence, ``codec.done``.
         t_ms: When it was decoded.
         decode_ms: What decoding took.
     """
@@ -61,7 +62,6 @@ class DecodePipeline:
     worker with it.
 
     Attributes:
-        over: No more chunks will come, apart from those that :meth:`get` still holds.
         error: Why it is no success, or None.
         frames_decoded: Frames whose audio was decoded.
         sentences: Sentences that began.
@@ -87,40 +87,48 @@ class DecodePipeline:
         self._started_s = time.perf_counter()
         self._task: asyncio.Task[None] | None = None
         self._busy = False
-        self.over = False
+        self._finished = False  # nothing more will become ready
         self.error: CodecStreamError | None = None
         self.frames_decoded = 0
         self.sentences = 0
         self.timeline: list[ChunkTime] = []
 
-    def start(self) -> None:
-        """Set the clock to 0 and begin to decode."""
-        self._started_s = time.perf_counter()
-        self._task = asyncio.create_task(self._run(), name="codecstream-decode")
+    @property
+    def over(self) -> bool:
+        """Whether the last chunk was taken, or it ended early: :meth:`get` has nothing more."""
+        return self._finished and not self._ready
 
     @property
     def waiting_for_frames(self) -> bool:
         """Whether everything that arrived is decoded and taken: only the server can go on."""
-        return not (self.over or self._busy or self._ready or self._inbox.qsize())
+        return not (self._finished or self._busy or self._ready or self._inbox.qsize())
+
+    def restart_clock(self) -> None:
+        """Count times from now: the request is being sent."""
+        self._started_s = time.perf_counter()
+
+    def start(self) -> None:
+        """Begin to decode."""
+        self._task = asyncio.create_task(self._run(), name="codecstream-decode")
 
     def feed(self, event: Event) -> None:
         """Take an event from the protocol. Never waits."""
         if isinstance(event, UtteranceFailed):
             self.stop(event.error)
-        elif not self.over:
+        elif not self._finished:
             self._inbox.put_nowait((event, self._elapsed_ms()))
 
     def stop(self, error: CodecStreamError | None = None) -> None:
         """End now: drop what is not decoded and what is not taken."""
-        if not self.over:
-            self._ready.clear()
-            self._ready_samples = 0
+        self._ready.clear()
+        self._ready_samples = 0
+        if not self._finished:
             self._finish(error)
 
     async def get(self) -> AudioChunk | None:
         """Return the next chunk, or None when it is over; then look at :attr:`error`."""
         while not self._ready:
-            if self.over:
+            if self._finished:
                 return None
             self._news.clear()
             await self._news.wait()
@@ -135,7 +143,7 @@ class DecodePipeline:
             await asyncio.wait([self._task])
 
     def _finish(self, error: CodecStreamError | None) -> None:
-        self.over = True
+        self._finished = True
         self.error = error
         self._news.set()
         self._room.set()
@@ -143,7 +151,7 @@ class DecodePipeline:
 
     async def _run(self) -> None:
         try:
-            while not self.over:
+            while not self._finished:
                 item = await self._inbox.get()
                 if item is None:
                     return
@@ -170,15 +178,15 @@ class DecodePipeline:
             await self._decode(self._decoder.finish(), arrival_ms)
         elif isinstance(event, UtteranceEnded):
             await self._decode(self._decoder.finish(), arrival_ms)  # of a sentence cut short
-            if not self.over:
+            if not self._finished:
                 self._finish(event.error)
 
     async def _decode(self, chunks: Iterator[NDArray[np.float32]], arrival_ms: float) -> None:
         loop = asyncio.get_running_loop()
-        while self._decoder.chunk_ready and not self.over:
+        while self._decoder.chunk_ready and not self._finished:
             started_s = time.perf_counter()
             pcm = await loop.run_in_executor(self._worker, next, chunks)
-            if self.over:
+            if self._finished:
                 return
             now_ms = self._elapsed_ms()
             decode_ms = (time.perf_counter() - started_s) * 1000
@@ -200,7 +208,7 @@ class DecodePipeline:
             self._ready.append(chunk)
             self._ready_samples += pcm.size
             self._news.set()
-            while self._ready_samples >= self._max_ahead_samples and not self.over:
+            while self._ready_samples >= self._max_ahead_samples and not self._finished:
                 self._room.clear()
                 await self._room.wait()
 

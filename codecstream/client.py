@@ -37,18 +37,13 @@ from codecstream.errors import (
     ServerError,
     StreamMismatchError,
 )
+from codecstream.events import Event, Notice, UtteranceEnded, UtteranceFailed
 from codecstream.metrics import ChunkTime, Metrics, summarise
 from codecstream.pipeline import AudioChunk, DecodePipeline
-from codecstream.protocol import (
-    ClientState,
-    Event,
-    Notice,
-    Session,
-    UtteranceEnded,
-    UtteranceFailed,
-)
+from codecstream.protocol import Session
 from codecstream.runtimes import Program
 from codecstream.schedule import DEFAULT_RAMP, Ramp
+from codecstream.states import ClientState
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection

@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 
 from codecstream.decoder import StreamDecoder
 from codecstream.errors import CodecStreamError, DecoderError
-from codecstream.geometry import CodecGeometry
-from codecstream.metrics import ChunkTime
-from codecstream.protocol import (
+from codecstream.events import (
     DecoderReset,
     Event,
     Frames,
@@ -25,6 +23,8 @@ from codecstream.protocol import (
     UtteranceEnded,
     UtteranceFailed,
 )
+from codecstream.geometry import CodecGeometry
+from codecstream.metrics import ChunkTime
 
 __all__ = ["AudioChunk", "DecodePipeline"]
 

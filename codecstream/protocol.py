@@ -21,12 +21,8 @@ utterance, never the parser: the session then swallows what is still in flight, 
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from codecstream import wire
 from codecstream.codes import check_codes
@@ -41,156 +37,23 @@ from codecstream.errors import (
     StreamMismatchError,
     WireError,
 )
+from codecstream.events import (
+    DecoderReset,
+    Event,
+    Frames,
+    Notice,
+    SentenceEnded,
+    SentenceStarted,
+    UtteranceEnded,
+    UtteranceFailed,
+)
 from codecstream.geometry import CodecGeometry
+from codecstream.states import LOCAL, REMOTE, ClientState, Local, Remote, ServerState
 
-__all__ = [
-    "ClientState",
-    "DecoderReset",
-    "Event",
-    "Frames",
-    "Notice",
-    "SentenceEnded",
-    "SentenceStarted",
-    "ServerState",
-    "Session",
-    "UtteranceEnded",
-    "UtteranceFailed",
-]
-
-
-class ClientState(enum.Enum):
-    """What this side has sent of the current utterance."""
-
-    IDLE = "no utterance"
-    COMPOSING = "text sent, not flushed"
-    FLUSHED = "text complete"
-    WITHDRAWN = "cancelled before the text was complete"
-    CLOSED = "closed"
-
-
-class ServerState(enum.Enum):
-    """What the server has sent of the current sentence."""
-
-    QUIET = "no sentence"
-    STREAMING = "a sentence's packets"
-    ENDED = "end of stream, codec.done to come"
-    CLOSED = "closed"
-
-
-class Local(enum.Enum):
-    """What this side can send."""
-
-    CONFIG = "session.config"
-    TEXT = "input.text"
-    FLUSH = "input.done"
-    CANCEL = "input.cancel"
-    CLOSE = "session.close"
-
-
-class Remote(enum.Enum):
-    """What the server can send that moves its state."""
-
-    START = "codec.start"
-    PACKET = "a packet"
-    EOS = "a packet with EOS"
-    DONE = "codec.done"
-    SESSION_DONE = "session.done"
+__all__ = ["Session"]
 
 
 _NO_MESSAGE = "the server reported an error without a message"
-
-_C, _L, _S, _R = ClientState, Local, ServerState, Remote
-
-LOCAL: dict[tuple[ClientState, Local], ClientState] = {
-    (_C.IDLE, _L.CONFIG): _C.IDLE,
-    (_C.IDLE, _L.TEXT): _C.COMPOSING,
-    (_C.IDLE, _L.FLUSH): _C.FLUSHED,
-    (_C.IDLE, _L.CLOSE): _C.CLOSED,
-    (_C.COMPOSING, _L.TEXT): _C.COMPOSING,
-    (_C.COMPOSING, _L.FLUSH): _C.FLUSHED,
-    (_C.COMPOSING, _L.CANCEL): _C.WITHDRAWN,
-    (_C.COMPOSING, _L.CLOSE): _C.CLOSED,
-    (_C.FLUSHED, _L.CANCEL): _C.FLUSHED,
-    (_C.FLUSHED, _L.CLOSE): _C.CLOSED,
-    (_C.WITHDRAWN, _L.CANCEL): _C.WITHDRAWN,
-    (_C.WITHDRAWN, _L.CLOSE): _C.CLOSED,
-}
-
-REMOTE: dict[tuple[ServerState, Remote], ServerState] = {
-    (_S.QUIET, _R.START): _S.STREAMING,
-    (_S.QUIET, _R.SESSION_DONE): _S.QUIET,
-    (_S.STREAMING, _R.PACKET): _S.STREAMING,
-    (_S.STREAMING, _R.EOS): _S.ENDED,
-    (_S.STREAMING, _R.DONE): _S.QUIET,
-    (_S.STREAMING, _R.SESSION_DONE): _S.QUIET,
-    (_S.ENDED, _R.DONE): _S.QUIET,
-    (_S.ENDED, _R.SESSION_DONE): _S.QUIET,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class SentenceStarted:
-    """A sentence begins, with a fresh decoder state."""
-
-    start: wire.CodecStart
-
-
-@dataclass(frozen=True, slots=True)
-class Frames:
-    """Checked codes, int64 ``[frames, codebooks]``, of packet ``seq``."""
-
-    codes: NDArray[np.int64]
-    seq: int
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderReset:
-    """Decode the frames so far, then drop the decoder's state."""
-
-
-@dataclass(frozen=True, slots=True)
-class SentenceEnded:
-    """All frames of a sentence have come."""
-
-    done: wire.CodecDone
-
-
-@dataclass(frozen=True, slots=True)
-class UtteranceFailed:
-    """Nothing more of this utterance will be delivered; ``UtteranceEnded`` follows, or the end."""
-
-    error: CodecStreamError
-
-
-@dataclass(frozen=True, slots=True)
-class UtteranceEnded:
-    """The utterance is over and the connection is free for the next one.
-
-    Attributes:
-        cancelled: It ended because this side cancelled it.
-        error: What makes it no success, or None.
-    """
-
-    cancelled: bool
-    error: CodecStreamError | None
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """Something odd that was tolerated."""
-
-    text: str
-
-
-Event = (
-    SentenceStarted
-    | Frames
-    | DecoderReset
-    | SentenceEnded
-    | UtteranceFailed
-    | UtteranceEnded
-    | Notice
-)
 
 
 @dataclass(slots=True)
@@ -207,7 +70,9 @@ class _Sentence:
 class _Utterance:
     """What is known of the utterance in flight."""
 
+    says_something: bool = False
     index: int | None = None
+    sentence_index: int | None = None
     frames: int = 0
     sentences: int = 0
     proven_sentences: int = 0  # with EOS, and counts that match
@@ -245,6 +110,7 @@ class Session:
         self._utterance = _Utterance()
         self._splits_sentences = False
         self._unanswered_cancels = 0
+        self._last_index: int | None = None  # of the utterances before this one
         self._last_error: str | None = None
         self.client_state = ClientState.IDLE
         self.server_state = ServerState.QUIET
@@ -286,6 +152,7 @@ class Session:
         """
         pieces = [wire.encode_message(wire.InputText(piece)) for piece in wire.split_text(text)]
         self._compose(Local.TEXT)
+        self._utterance.says_something |= bool(text.strip())
         self._outgoing += pieces
 
     def flush(self) -> None:
@@ -334,7 +201,7 @@ class Session:
         if utterance.failed is not None:
             return [self._end(closing=True)]
         if utterance.cancel_sent:
-            return [self._end(closing=True), Notice(f"closed with code {code} while cancelling")]
+            return [Notice(f"closed with code {code} while cancelling"), self._end(closing=True)]
         proven = utterance.proven_sentences == utterance.sentences > 0
         if proven and flushed and utterance.fault is None and not self._splits_sentences:
             return [Notice(f"closed with code {code} before session.done"), self._end(closing=True)]
@@ -412,10 +279,13 @@ class Session:
         utterance = self._utterance
         utterance.sentences += 1
         utterance.sentence = _Sentence()
-        if start.utterance_index is not None:
-            utterance.index = start.utterance_index
         if utterance.discarding:
             return []
+        if problem := self._index_problem(start):
+            return self._fail(RemoteProtocolError(problem, **self._progress()))
+        if start.utterance_index is not None:
+            utterance.index = start.utterance_index
+        utterance.sentence_index = start.sentence_index
         events: list[Event] = []
         wanted = {
             "version": wire.PROTOCOL_VERSION,
@@ -444,6 +314,20 @@ class Session:
                 )
             )
         return [*events, SentenceStarted(start)]
+
+    def _index_problem(self, start: wire.CodecStart) -> str | None:
+        """Say why a sentence does not belong here; an index that is not given fits anywhere."""
+        utterance = self._utterance
+        index, sentence = start.utterance_index, start.sentence_index
+        if index is not None:
+            if self._last_index is not None and index <= self._last_index:
+                return f"codec.start is for utterance {index}, which is over"
+            if utterance.index not in (None, index):
+                return f"codec.start is for utterance {index} within utterance {utterance.index}"
+        before = utterance.sentence_index
+        if sentence is not None and before is not None and sentence <= before:
+            return f"codec.start is for sentence {sentence}, after sentence {before}"
+        return None
 
     def _packet(self, packet: wire.Packet) -> list[Event]:
         step = Remote.EOS if packet.eos else Remote.PACKET
@@ -497,6 +381,12 @@ class Session:
             utterance.cancel_confirmed = True
         if utterance.discarding:
             return []
+        for name in ("utterance_index", "sentence_index"):
+            claimed = getattr(done, name)
+            known = utterance.index if name == "utterance_index" else utterance.sentence_index
+            if None not in (claimed, known) and claimed != known:
+                text = f"codec.done has {name} {claimed}, codec.start had {known}"
+                return self._fail(RemoteProtocolError(text, **self._progress()))
         if done.error:
             return self._fail(ServerError(_NO_MESSAGE, **self._progress()))
         if done.cancelled:
@@ -508,6 +398,12 @@ class Session:
         fault = self._count_fault(done)
         utterance.fault = utterance.fault or fault
         counted = done.total_frames is not None and done.seq_last is not None
+        if not sentence.eos and done.total_frames is None and done.seq_last is None:
+            fault = IncompleteError(
+                f"the sentence ended after {sentence.frames} frames with neither EOS nor counts",
+                **self._progress(),
+            )
+            utterance.fault = utterance.fault or fault
         events: list[Event] = []
         if not sentence.eos:
             events.append(Notice("the sentence ended without an EOS packet"))
@@ -569,6 +465,8 @@ class Session:
             fault = RemoteProtocolError(
                 "session.done came before the text was complete", **self._progress()
             )
+        elif utterance.says_something and not came:
+            fault = IncompleteError("no sentence came for the text", **self._progress())
         elif claimed is not None and claimed > came:
             fault = IncompleteError(
                 f"session.done counts {claimed} sentences, {came} came",
@@ -614,6 +512,8 @@ class Session:
     def _end(self, *, closing: bool = False) -> UtteranceEnded:
         utterance = self._utterance
         self._last_error = None
+        if utterance.index is not None:
+            self._last_index = utterance.index
         if not closing:
             self.client_state, self.server_state = ClientState.IDLE, ServerState.QUIET
         error = utterance.failed or (None if utterance.cancel_sent else utterance.fault)

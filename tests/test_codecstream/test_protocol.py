@@ -24,23 +24,18 @@ from codecstream import (
     StreamMismatchError,
     wire,
 )
-from codecstream.protocol import (
-    LOCAL,
-    REMOTE,
-    ClientState,
+from codecstream.events import (
     DecoderReset,
     Event,
     Frames,
-    Local,
     Notice,
-    Remote,
     SentenceEnded,
     SentenceStarted,
-    ServerState,
-    Session,
     UtteranceEnded,
     UtteranceFailed,
 )
+from codecstream.protocol import Session
+from codecstream.states import LOCAL, REMOTE, ClientState, Local, Remote, ServerState
 
 DECODER_ID = "qwen3_tts_tokenizer_v2_12hz"
 CLOSE_CODES = [1000, 1001, 1005, 1006, 1011, 1012]
@@ -299,10 +294,9 @@ def test_what_this_side_sends() -> None:
 def test_utterances_of_several_sentences() -> None:
     session = new_session()
     codes = make_codes(9)
-    for _ in range(3):
-        events = receive(
-            speak(session), *sentence(codes[:4]), *sentence(codes[4:]), session_done(2)
-        )
+    for index in range(3):
+        one, two = sentence(codes[:4], index), sentence(codes[4:], index)
+        events = receive(speak(session), *one, *two, session_done(2))
         assert np.array_equal(codes_in(events), codes)
         assert [k for k in kinds(events) if k is not Frames] == [
             SentenceStarted, SentenceEnded, SentenceStarted, SentenceEnded, UtteranceEnded,
@@ -687,8 +681,8 @@ def test_case_53_the_connection_ends_while_cancelling(code: int) -> None:
     receive(session, start(), packet(0))
     session.cancel()
     events = session.receive_eof(code)
-    assert events[0] == UtteranceEnded(cancelled=True, error=None)
-    assert kinds(events[1:]) == [Notice]
+    assert kinds(events) == [Notice, UtteranceEnded]
+    assert events[1] == UtteranceEnded(cancelled=True, error=None)
 
 
 def test_the_servers_last_words_are_in_the_message() -> None:
@@ -705,10 +699,12 @@ class Server:
 
     def __init__(self) -> None:
         self.session = new_session()
+        self.index = -1
         self.next_utterance()
 
     def next_utterance(self) -> None:
         speak(self.session)
+        self.index += 1
         self.state = ServerState.QUIET
         self.clean = True  # nothing but right messages, in the right order
         self.sentences = self.seq = self.frames = self.claimed = 0
@@ -740,13 +736,13 @@ class Server:
         move = list(Remote)[number[step]]
         self.clean = self.clean and (self.state, move) in REMOTE
         if move is Remote.SESSION_DONE:
-            self.clean = self.clean and self.state is ServerState.QUIET
+            self.clean = self.clean and self.state is ServerState.QUIET and self.sentences > 0
             return session_done(self.sentences)
         self.state = REMOTE.get((self.state, move), self.state)
         if move is Remote.START:
             self.sentences += 1
             self.seq = self.frames = 0
-            return start()
+            return start(self.index)
         if move is Remote.DONE:
             self.claimed += self.frames
             return done(self.frames, self.seq - 1 if self.seq else None)
@@ -890,3 +886,54 @@ def test_text_that_is_no_unicode_changes_nothing() -> None:
     with pytest.raises(LocalProtocolError):
         session.send_text("a\ud800")
     assert session.client_state is ClientState.IDLE
+
+
+INDEX_FAULTS: dict[str, tuple[list[str | bytes], str]] = {
+    "an utterance that is over": ([start(0)], "for utterance 0, which is over"),
+    "two utterances in one": ([start(4), eos(0, 1), done(1, 0), start(5)], "5 within utterance 4"),
+    "a sentence twice": (
+        [start(4, sentence_index=1), eos(0, 1), done(1, 0), start(4, sentence_index=1)],
+        "for sentence 1, after sentence 1",
+    ),
+    "another utterance's end": (
+        [start(4), eos(0, 1), done(1, 0, utterance_index=3)],
+        "codec.done has utterance_index 3, codec.start had 4",
+    ),
+    "another sentence's end": (
+        [start(4, sentence_index=2), eos(0, 1), done(1, 0, sentence_index=1)],
+        "codec.done has sentence_index 1, codec.start had 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", INDEX_FAULTS)
+def test_a_message_of_another_utterance_or_sentence_is_a_fault(fault: str) -> None:
+    messages, text = INDEX_FAULTS[fault]
+    session = new_session()
+    receive(speak(session), *sentence(make_codes(2), index=0), session_done())
+    *_, failed = receive(speak(session), *messages)
+    assert isinstance(failed, UtteranceFailed)
+    assert type(failed.error) is RemoteProtocolError
+    assert text in str(failed.error)
+
+
+def test_indices_may_be_left_out() -> None:
+    session = new_session()
+    for _ in range(2):
+        bare = [start(utterance_index=None), eos(0, 1), done(1, 0)]
+        *_, ended = receive(speak(session), *bare, *bare, session_done(2))
+        assert ended == UtteranceEnded(cancelled=False, error=None)
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ([session_done(0)], "no sentence came for the text"),
+        ([start(), packet(0), done(None, None), session_done()], "neither EOS nor counts"),
+    ],
+)
+def test_an_end_that_proves_nothing_is_no_success(messages: list[str | bytes], text: str) -> None:
+    *_, ended = receive(speak(new_session()), *messages)
+    assert isinstance(ended, UtteranceEnded)
+    assert isinstance(ended.error, IncompleteError)
+    assert text in str(ended.error)

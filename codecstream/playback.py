@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codecstream.errors import MissingDependencyError, PlaybackError
+from codecstream.errors import MissingDependencyError, OutputError, PlaybackError
 
 __all__ = ["PlaybackBuffer", "PlaybackStats", "Player"]
 
@@ -48,7 +48,7 @@ class PlaybackStats:
 
 
 class PlaybackBuffer:
-    """Samples on their way to a device: one writer, one reader that never waits.
+    """Samples on their way to a device: one writer, one reader that never waits for samples.
 
     Args:
         capacity_samples: ``write`` waits while this many are queued.
@@ -71,8 +71,9 @@ class PlaybackBuffer:
         self._played = 0
         self._first_write_s: float | None = None
         self._ended = False
-        self._starving = False
+        self._dropped = False
         self._underruns = 0
+        self._silence = 0  # since the last sample; an underrun only once another sample follows
         self._underrun_samples = 0
         self._changed = threading.Condition()
 
@@ -87,13 +88,22 @@ class PlaybackBuffer:
     def write(self, pcm: NDArray[np.float32], check: Callable[[], None] = lambda: None) -> None:
         """Queue float32 ``[samples]``; wait while the queue is full.
 
-        ``check`` is called while waiting; what it raises ends the wait.
+        ``check`` is called while waiting; what it raises ends the wait. After :meth:`clear`,
+        samples are dropped.
+
+        Raises:
+            OutputError: A sample is NaN or Inf.
         """
-        samples = np.array(pcm, dtype=np.float32)  # a copy: the caller may reuse its array
+        if not np.isfinite(pcm).all():
+            raise OutputError("samples hold NaN or Inf: refusing to play them")
+        # A copy, as the caller may reuse its array; in range, as not every device clips by itself.
+        samples = np.clip(pcm, -1.0, 1.0, dtype=np.float32)
         with self._changed:
-            while self._queued >= self._capacity:
+            while self._queued >= self._capacity and not self._dropped:
                 check()
                 self._changed.wait(0.1)
+            if self._dropped:
+                return  # what a writer still had in hand is not heard after clear()
             if self._first_write_s is None:
                 self._first_write_s = self._clock()
             self._ended = False
@@ -106,8 +116,9 @@ class PlaybackBuffer:
             self._ended = True
 
     def clear(self) -> None:
-        """Drop what is queued; the next block is silence."""
+        """Drop what is queued and what still comes; the next block is silence."""
         with self._changed:
+            self._dropped = True
             self._chunks.clear()
             self._queued = 0
             self._ended = True
@@ -118,9 +129,8 @@ class PlaybackBuffer:
         with self._changed:
             filled = self._take(block) if self._may_play() else 0
             block[filled:] = 0.0
-            missing = block.size - filled
-            if missing and self._played and not self._ended:
-                self._count_silence(missing)
+            if self._played:
+                self._silence += block.size - filled
             self._changed.notify_all()
             return not (self._ended and not self._queued)
 
@@ -142,17 +152,13 @@ class PlaybackBuffer:
                 self._chunks.popleft()
             else:
                 self._chunks[0] = chunk[count:]
-        if filled:
-            self._starving = False
+        if filled and self._silence:
+            self._underruns += 1
+            self._underrun_samples += self._silence
+            self._silence = 0
         self._queued -= filled
         self._played += filled
         return filled
-
-    def _count_silence(self, missing: int) -> None:
-        if not self._starving:
-            self._underruns += 1
-            self._starving = True
-        self._underrun_samples += missing
 
 
 class Player:
@@ -185,8 +191,9 @@ class Player:
         self._failure: BaseException | None = None
         self._stop_type: type[BaseException]
         opener, self._stop_type = _sounddevice() if open_stream is None else (open_stream, _Stop)
+        stream: Any = None
         try:
-            self._stream = opener(
+            stream = opener(
                 samplerate=sample_rate_hz,
                 channels=1,
                 dtype="float32",
@@ -194,12 +201,15 @@ class Player:
                 callback=self._callback,
                 finished_callback=self._finished.set,
             )
-            self._stream.start()
+            stream.start()
         except Exception as error:  # sounddevice.PortAudioError, or ValueError for a bad name
+            if stream is not None:
+                stream.close()
             raise PlaybackError(
                 f"no sound device can play {sample_rate_hz} Hz mono: {error}. "
                 f"Decoding and WAV files need none"
             ) from error
+        self._stream = stream
 
     @property
     def stats(self) -> PlaybackStats:
@@ -236,10 +246,13 @@ class Player:
         """Silence now: drop what is queued, also in the device; the player cannot be used again."""
         self._buffer.clear()
         self._stream.abort()
+        self._finished.set()
 
     def close(self) -> None:
         """Release the device; what is still queued is dropped."""
+        self._buffer.clear()
         self._stream.close()
+        self._finished.set()
 
     def __enter__(self) -> Player:
         return self

@@ -47,13 +47,15 @@ class Recording:
     text: str
 
     def __init__(self, *sentences: ArrayLike, text: str = "") -> None:
-        """Check and keep the codes; values are not checked, so that faults can be served."""
+        """Keep the codes; ids outside the codebook are allowed, so that faults can be served."""
         arrays = tuple(np.asarray(codes) for codes in sentences)
         for array in arrays:
             if array.ndim != 2 or array.dtype.kind not in "iu":
                 raise ValueError(
                     f"codes must be integers [frames, codebooks], not {array.dtype} {array.shape}"
                 )
+            if array.size and not -0x8000 <= int(array.min()) <= int(array.max()) <= 0x7FFF:
+                raise ValueError("codes do not fit the wire's 16 bits")
         object.__setattr__(self, "sentences", tuple(a.astype(np.int16) for a in arrays))
         object.__setattr__(self, "text", text)
 
@@ -317,9 +319,7 @@ class ReplayServer(ScriptedServer):
 
     async def _converse(self, peer: Peer) -> None:
         """One connection: the server's side of the protocol."""
-        text: list[str] = []
-        generation: asyncio.Task[None] | None = None
-        index = -1
+        talker = _Talker(self, peer)
         configured = False
         try:
             while True:
@@ -327,17 +327,16 @@ class ReplayServer(ScriptedServer):
                 try:
                     message = await asyncio.wait_for(peer.receive(), limit_s)
                 except asyncio.TimeoutError:
-                    if generation is not None and not generation.done():
+                    if talker.busy:
                         continue
                     await peer.error("Idle timeout: no message received")
                     return
                 except WireError as error:
                     await peer.error(str(error))
                     continue
-                busy = generation is not None and not generation.done()
                 if isinstance(message, wire.SessionConfig):
                     configured = True
-                    if busy or text:
+                    if talker.busy or talker.text:
                         await peer.error("session.config inside an utterance")
                 elif isinstance(message, wire.SessionClose):
                     return
@@ -345,37 +344,25 @@ class ReplayServer(ScriptedServer):
                     await peer.error("the first message must be session.config")
                     return
                 elif isinstance(message, wire.InputText):
-                    text.append(message.text)
+                    talker.text += message.text
                 elif isinstance(message, wire.InputDone):
-                    if generation is not None:
-                        await asyncio.wait([generation])
-                    index += 1
-                    generation = asyncio.create_task(self._generate(peer, index, "".join(text)))
-                    text.clear()
+                    talker.flush()
                 elif isinstance(message, wire.InputCancel):
-                    text.clear()
-                    if generation is not None and busy:
-                        generation.cancel()
-                        await asyncio.wait([generation])
-                    else:
-                        await peer.send(wire.InputCancelled())
+                    await talker.cancel()
         finally:
-            if generation is not None:
-                generation.cancel()
-                await asyncio.wait([generation])
+            await talker.stop()
 
-    async def _generate(self, peer: Peer, utterance: int, text: str) -> None:
-        from websockets.exceptions import ConnectionClosed
-
-        with contextlib.suppress(ConnectionClosed):
-            if not text.strip():
-                await peer.session_done(utterance, 0)
-                return
-            recording = self._select(text, utterance)
-            for sentence, codes in enumerate(recording.sentences):
-                if not await self._stream(peer, utterance, sentence, codes):
-                    break
-            await peer.session_done(utterance, len(recording.sentences))
+    async def _generate(
+        self, peer: Peer, utterance: int, text: str, cancelled: asyncio.Event
+    ) -> None:
+        """Answer one request. ``cancelled`` is looked at between packets, as a talker would."""
+        sentences = self._select(text, utterance).sentences if text.strip() else ()
+        begun = 0
+        for sentence, codes in enumerate(sentences):
+            begun += 1
+            if not await self._stream(peer, utterance, sentence, codes, cancelled):
+                break
+        await peer.session_done(utterance, begun)
 
     def _select(self, text: str, utterance: int) -> Recording:
         for recording in self._recordings:
@@ -384,33 +371,39 @@ class ReplayServer(ScriptedServer):
         return self._recordings[utterance % len(self._recordings)]
 
     async def _stream(
-        self, peer: Peer, utterance: int, sentence: int, codes: NDArray[np.int16]
+        self,
+        peer: Peer,
+        utterance: int,
+        sentence: int,
+        codes: NDArray[np.int16],
+        cancelled: asyncio.Event,
     ) -> bool:
         """Send one sentence; return False where the utterance ends with it."""
         sent = 0
         seq = -1
         await peer.start(utterance, sentence)
-        try:
-            async for packet in self._paced(codes):
-                seq += 1
-                if not await self._send_packet(peer, utterance, seq, packet):
-                    await peer.done(
-                        utterance, sentence, total_frames=sent, seq_last=seq - 1, error=True
-                    )
-                    return False
-                sent += len(packet.codes)
-        except asyncio.CancelledError:
-            await peer.packet(seq + 1, flags=wire.Flags.EOS)
-            await peer.done(
-                utterance, sentence, total_frames=sent, seq_last=seq + 1, cancelled=True
-            )
-            return False
+        async for packet in self._paced(codes, cancelled):
+            if cancelled.is_set():
+                await peer.packet(seq + 1, flags=wire.Flags.EOS)
+                await peer.done(
+                    utterance, sentence, total_frames=sent, seq_last=seq + 1, cancelled=True
+                )
+                return False
+            seq += 1
+            if not await self._send_packet(peer, utterance, seq, packet):
+                await peer.done(
+                    utterance, sentence, total_frames=sent, seq_last=seq - 1, error=True
+                )
+                return False
+            sent += len(packet.codes)
         extra = sum(f.value for f in self._faults_at(utterance, None) if f.kind == "count")
         await peer.done(utterance, sentence, total_frames=sent + extra, seq_last=seq)
         return True
 
-    async def _paced(self, codes: NDArray[np.int16]) -> AsyncIterator[wire.Packet]:
-        """Yield the sentence's packets when their last frame is due."""
+    async def _paced(
+        self, codes: NDArray[np.int16], cancelled: asyncio.Event
+    ) -> AsyncIterator[wire.Packet]:
+        """Yield the sentence's packets when their last frame is due, or at once when cancelled."""
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         frame_s = self._pace / self._geometry.frame_rate_hz
@@ -419,7 +412,8 @@ class ReplayServer(ScriptedServer):
             part = codes[start : start + step]
             due_s = started_s + frame_s * (start + len(part))
             due_s += self._random.uniform(0, self._jitter_s)
-            await asyncio.sleep(max(0.0, due_s - loop.time()))
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(cancelled.wait(), max(0.0, due_s - loop.time()))
             last = start + step >= len(codes)
             flags = wire.Flags.EOS if last and not self._eos_alone else wire.Flags(0)
             yield wire.Packet(0, flags, part)
@@ -441,7 +435,7 @@ class ReplayServer(ScriptedServer):
                 cut = 1
             elif fault.kind == "code":
                 codes = codes.copy()
-                codes[0, 0] = fault.value
+                codes[:1, :1] = fault.value
             elif fault.kind == "error":
                 await peer.send(
                     wire.ErrorMessage(fault.message, partial_audio=True, action="discard")
@@ -462,3 +456,56 @@ class ReplayServer(ScriptedServer):
             for fault in self._faults
             if fault.utterance == utterance and (packet is None or fault.packet == packet)
         ]
+
+
+class _Talker:
+    """What a replay server keeps for one connection: the text so far, and requests in order."""
+
+    def __init__(self, server: ReplayServer, peer: Peer) -> None:
+        self._server = server
+        self._peer = peer
+        self._requests: asyncio.Queue[tuple[int, str, asyncio.Event]] = asyncio.Queue()
+        self._flags: list[asyncio.Event] = []  # of the requests that are not answered yet
+        self._flushed = 0
+        self._task = asyncio.create_task(self._work())
+        self.text = ""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is not answered yet."""
+        return bool(self._flags)
+
+    def flush(self) -> None:
+        """Take the text as a request."""
+        cancelled = asyncio.Event()
+        self._flags.append(cancelled)
+        self._requests.put_nowait((self._flushed, self.text, cancelled))
+        self._flushed += 1
+        self.text = ""
+
+    async def cancel(self) -> None:
+        """Abort what is in flight; with nothing in flight, drop the text and say so."""
+        self.text = ""
+        if not self.busy:
+            await self._peer.send(wire.InputCancelled())
+        for cancelled in self._flags:
+            cancelled.set()
+
+    async def stop(self) -> None:
+        """End the work."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _work(self) -> None:
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            while True:
+                index, text, cancelled = await self._requests.get()
+                await self._server._generate(self._peer, index, text, cancelled)
+                self._flags.remove(cancelled)
+        except ConnectionClosed:
+            pass  # the client left; its own matter
+        except Exception as error:
+            self._server.failures.append(error)
+            await self._peer.socket.close(1011, "replay failed")

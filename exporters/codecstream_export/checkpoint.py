@@ -7,7 +7,6 @@ tensor that is missing, unknown or of the wrong shape is an error that names it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from codecstream.artifact import describe_file
 from codecstream_export.config import DecoderConfig
 from codecstream_export.eager import EagerDecoder
 from codecstream_export.errors import CheckpointError
@@ -82,7 +82,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     tensors = _read_decoder_tensors(weights_path, decoder)
     decoder.load_state_dict(tensors, strict=True, assign=True)
     decoder.eval().requires_grad_(False)
-    return Checkpoint(folder, config, decoder, _sha256(weights_path))
+    return Checkpoint(folder, config, decoder, describe_file(weights_path).sha256)
 
 
 def save_checkpoint(
@@ -138,8 +138,3 @@ def _read_decoder_tensors(path: Path, decoder: EagerDecoder) -> dict[str, Tensor
         more = len(problems) - MAX_NAMES_IN_MESSAGE
         raise CheckpointError(f"{path}: {shown}" + (f"; and {more} more" if more > 0 else ""))
     return tensors
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,26 +87,34 @@ def writing_artifact(folder: str | Path, *, force: bool = False) -> Iterator[Pat
     target = Path(folder).absolute()
     check_replaceable(target, force=force)
     target.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
+    staging, old = _hidden(target, "part"), _hidden(target, "old")
+    staging.mkdir()
     try:
         yield staging
-        staging.chmod(0o777 & ~_umask())
         check_replaceable(target, force=force)
         if target.exists():
-            old = Path(
-                tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent)
-            )
-            os.replace(target, old / "artifact")
+            os.replace(target, old)
+        try:
             os.replace(staging, target)
-            shutil.rmtree(old)
-        else:
-            os.replace(staging, target)
+        except OSError:
+            if old.exists():
+                os.replace(old, target)
+            raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _hidden(target: Path, kind: str) -> Path:
+    """Return a new name beside ``target``, on the same file system, for a rename."""
+    return target.parent / f".{target.name}.{secrets.token_hex(4)}.{kind}"
 
 
 def check_replaceable(target: Path, *, force: bool) -> None:
     """Raise ArtifactError unless an artifact may be written to ``target``."""
+    parents = [parent for parent in target.parents if parent.exists()]
+    if not parents[0].is_dir():
+        raise ArtifactError(f"{parents[0]} is a file: no folder can be made in it")
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if not (target / MANIFEST_NAME).is_file():
@@ -164,9 +172,3 @@ def _check_file(path: Path, entry: FileEntry, verify_hashes: bool) -> None:
     except OSError as error:
         reason = error.strerror or error
         raise ArtifactError(f"artifact file {path}: {reason}. Copy the whole folder") from error
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

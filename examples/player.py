@@ -31,9 +31,14 @@ async def main(options: argparse.Namespace) -> None:
             options.url = (await stack.enter_async_context(server)).url
             options.artifact = options.artifact or demo.artifact_dir()
             options.text = options.text or said[1].text
+            if options.text not in [u.text for u in said]:
+                sentences = "\n  ".join(u.text for u in said)
+                sys.exit(f"error: the demo decoder has learned these by heart:\n  {sentences}")
         program = codecstream.load_program(options.artifact)
         rate_hz = program.geometry.sample_rate_hz
         player = None if options.no_audio else open_player(program)
+        if player is not None:
+            stack.enter_context(player)
         wav = stack.enter_context(WavWriter(options.wav, rate_hz)) if options.wav else None
         client = await stack.enter_async_context(codecstream.connect(options.url, program))
         settings = {"voice": options.voice} if options.voice else {}
@@ -69,8 +74,9 @@ def make_report(result: codecstream.UtteranceResult, player: Player | None) -> d
     report["total_frames"] = result.frames_decoded
     report["schedule"] = list(codecstream.DEFAULT_RAMP)
     report["underruns"] = None if player is None else player.stats.underruns
-    report["underruns_reason"] = "nothing was played" if player is None else None
     report["chunks"] = [asdict(chunk) for chunk in result.timeline]
+    reason = "no audio came" if player is not None or not result.timeline else "nothing was played"
+    report["null_because"] = {name: reason for name, value in report.items() if value is None}
     return report
 
 

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ParityError as error:
         say(f"falls short: {error}", style="red")
         return EXIT_FALLS_SHORT
-    except (CodecStreamError, ValueError) as error:
+    except (CodecStreamError, ValueError, OSError) as error:
         say(f"error: {error}", style="red")
         return EXIT_WRONG_USE
     for item in result.parity:

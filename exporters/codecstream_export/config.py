@@ -15,6 +15,13 @@ __all__ = ["DecoderConfig"]
 # One follows from others, the other only matters to training.
 _OPTIONAL = frozenset({"head_dim", "layer_scale_initial_scale"})
 
+FRAME_RATE_HZ = 12.5  # of this codec; the config does not say it
+
+# A config may have been downloaded: layers are built, and the window sizes every stream's state,
+# before any tensor could contradict them.
+_LARGEST = {"num_hidden_layers": 256, "num_quantizers": 128, "sliding_window": 4096}
+_LARGEST_OTHER = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
@@ -48,8 +55,10 @@ class DecoderConfig:
         for item in fields(self):
             value = getattr(self, item.name)
             values = value if isinstance(value, tuple) else (value,)
-            if not values or any(isinstance(v, bool) or not v > 0 for v in values):
+            if not values or any(isinstance(v, bool) or not 0 < v < math.inf for v in values):
                 problems.append(f"{item.name} must be positive, not {value!r}")
+            elif max(values) > _LARGEST.get(item.name, _LARGEST_OTHER):
+                problems.append(f"{item.name} is absurdly large: {value!r}")
         if not problems:
             if self.num_attention_heads % self.num_key_value_heads:
                 problems.append("num_attention_heads must be a multiple of num_key_value_heads")
@@ -64,6 +73,10 @@ class DecoderConfig:
                 )
             if self.num_quantizers < 2:
                 problems.append("num_quantizers must be at least 2: one semantic, one acoustic")
+            if self.sliding_window < 2:
+                problems.append("sliding_window must be at least 2: a frame and one before it")
+            if self.samples_per_frame * FRAME_RATE_HZ % 1:
+                problems.append(f"{self.samples_per_frame} samples per frame give no whole rate")
         if problems:
             raise CheckpointError("unusable decoder config: " + "; ".join(problems))
 
@@ -74,13 +87,12 @@ class DecoderConfig:
 
     @property
     def geometry(self) -> CodecGeometry:
-        """The geometry that the client sees; the frame rate of this codec is 12.5 per second."""
-        frame_rate_hz = 12.5
+        """The geometry that the client sees."""
         return CodecGeometry(
             codebooks=self.num_quantizers,
             codebook_size=self.codebook_size,
-            frame_rate_hz=frame_rate_hz,
-            sample_rate_hz=round(self.samples_per_frame * frame_rate_hz),
+            frame_rate_hz=FRAME_RATE_HZ,
+            sample_rate_hz=round(self.samples_per_frame * FRAME_RATE_HZ),
         )
 
     @classmethod

@@ -18,7 +18,13 @@ from codecstream.artifact import (
     writing_artifact,
 )
 from codecstream.geometry import QWEN3_TTS_12HZ
-from codecstream.manifest import GeometryEntry, Manifest, StateEntry, TensorEntry
+from codecstream.manifest import (
+    MAX_CHUNK_FRAMES,
+    GeometryEntry,
+    Manifest,
+    StateEntry,
+    TensorEntry,
+)
 from codecstream.runtimes import load_artifact
 from codecstream.schedule import DEFAULT_RAMP, Ramp
 from codecstream_export import onnx_target
@@ -68,8 +74,11 @@ def export_artifact(
         CheckpointError: The checkpoint is not usable.
         ParityError: The written program does not compute the eager decoder's audio.
         codecstream.ArtifactError: ``out`` must not be replaced.
+        ValueError: The ramp is no list of chunk sizes.
     """
     sizes = Ramp(tuple(ramp)).sizes
+    if max(sizes) > MAX_CHUNK_FRAMES:
+        raise ValueError(f"a chunk has at most {MAX_CHUNK_FRAMES} frames, not {max(sizes)}")
     check_replaceable(Path(out).absolute(), force=force)  # before minutes of work
     with stage("load the checkpoint"):
         source = load_checkpoint(checkpoint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from codecstream.events import (
 from codecstream.protocol import Session
 from codecstream.states import Local
 
+_LATER = itertools.count(1000)  # utterance indices after any that a test uses
 DECODER_ID = "qwen3_tts_tokenizer_v2_12hz"
 CLOSE_CODES = [1000, 1001, 1005, 1006, 1011, 1012]
 CANCELLED = wire.encode_message(wire.InputCancelled())
@@ -100,7 +102,7 @@ def kinds(events: list[Event]) -> list[type]:
 def assert_speaks(session: Session) -> None:
     """The session is free, and a whole utterance comes through without a remark."""
     codes = make_codes(3, seed=7)
-    events = receive(speak(session, "Next."), *sentence(codes, index=5), session_done())
+    events = receive(speak(session, "Next."), *sentence(codes, index=next(_LATER)), session_done())
     assert kinds(events) == [SentenceStarted, Frames, Frames, Frames, SentenceEnded, UtteranceEnded]
     assert np.array_equal(codes_in(events), codes)
     assert events[-1] == UtteranceEnded(cancelled=False, error=None)

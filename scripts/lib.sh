@@ -37,3 +37,15 @@ install_into() {
         *) "${pip[@]}" "$2" ;;
     esac
 }
+
+# find_python VERSION: print an interpreter of that version which really runs, if there is one.
+find_python() {
+    local candidate
+    for candidate in "python$1" ~/.pyenv/versions/"$1".*/bin/python; do
+        if "$candidate" -c '' 2>/dev/null; then
+            echo "$candidate"
+            return 0
+        fi
+    done
+    return 1
+}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import ssl
 from collections.abc import AsyncIterator
 
@@ -244,8 +243,6 @@ async def test_headers_reach_the_server(ledger_program: LedgerProgram) -> None:
     assert seen == ["Bearer secret"]
 
 
-# Of asyncio in Python 3.10, which leaves the transport of a failed TLS handshake open.
-@pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")
 async def test_wss_with_a_certificate_of_ones_own(ledger_program: LedgerProgram) -> None:
     authority = trustme.CA()
     server_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -259,7 +256,6 @@ async def test_wss_with_a_certificate_of_ones_own(ledger_program: LedgerProgram)
         with pytest.raises(ConnectionFailedError, match="certificate"):
             async with codecstream.connect(server.url, ledger_program):
                 pass
-    gc.collect()
 
 
 @pytest.mark.case(9)

@@ -136,11 +136,14 @@ async def test_text_of_a_failed_utterance_does_not_join_the_next(
     ledger_program: LedgerProgram,
 ) -> None:
     said: list[str] = []
-    failed = asyncio.Event()
+    heard, failed = asyncio.Event(), asyncio.Event()
 
     async def script(peer: Peer) -> None:
         await peer.receive()  # session.config
         await peer.receive()  # the first piece
+        await peer.start()
+        await peer.packet(0, CODES[:2])
+        await heard.wait()
         await peer.error("generation failed")
         await peer.session_done(sentences=0)
         failed.set()
@@ -161,7 +164,8 @@ async def test_text_of_a_failed_utterance_does_not_join_the_next(
         codecstream.connect(server.url, ledger_program) as client,
     ):
         utterance = client.speak(pieces())
-        await utterance._begin()
+        await anext(utterance)
+        heard.set()
         await asyncio.sleep(0.2)  # the caller is busy elsewhere
         with pytest.raises(ServerError):
             await collect(utterance)

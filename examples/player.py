@@ -20,6 +20,9 @@ from codecstream.testing import Recording, ReplayServer
 from codecstream.wav import WavWriter
 
 
+DECODING_S = 0.25  # decoding a chunk takes time, too
+
+
 async def main(options: argparse.Namespace) -> None:
     """Speak one text."""
     async with contextlib.AsyncExitStack() as stack:
@@ -60,7 +63,7 @@ async def main(options: argparse.Namespace) -> None:
 def open_player(program: codecstream.Program) -> Player | None:
     """Open the sound device, or say what is missing and go on without."""
     delay_frames = codecstream.Ramp().start_delay_frames(pace=1.0)
-    delay_s = program.geometry.seconds(1) * delay_frames
+    delay_s = program.geometry.seconds(1) * delay_frames + DECODING_S
     try:
         return Player(program.geometry.sample_rate_hz, start_delay_s=delay_s)
     except (codecstream.MissingDependencyError, codecstream.PlaybackError) as error:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from fractions import Fraction
 
 __all__ = ["QWEN3_TTS_12HZ", "CodecGeometry"]
 
@@ -49,13 +48,14 @@ class CodecGeometry:
                 raise ValueError(f"{name} must be positive, not {value!r}")
             if name != "frame_rate_hz" and not isinstance(value, int):
                 raise ValueError(f"{name} must be a whole number, not {value!r}")
-        samples = Fraction(self.sample_rate_hz) / Fraction(self.frame_rate_hz)
-        if samples.denominator != 1:
+        numerator, denominator = float(self.frame_rate_hz).as_integer_ratio()
+        samples, rest = divmod(self.sample_rate_hz * denominator, numerator)
+        if rest:
             raise ValueError(
                 f"{self.sample_rate_hz} Hz is not a whole number of samples per frame "
                 f"at {self.frame_rate_hz} frames per second"
             )
-        object.__setattr__(self, "samples_per_frame", samples.numerator)
+        object.__setattr__(self, "samples_per_frame", samples)
 
     def seconds(self, frames: int) -> float:
         """Return the duration of ``frames`` frames in seconds of audio."""

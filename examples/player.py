@@ -19,7 +19,6 @@ from codecstream.playback import Player
 from codecstream.testing import Recording, ReplayServer
 from codecstream.wav import WavWriter
 
-
 DECODING_S = 0.25  # decoding a chunk takes time, too
 
 

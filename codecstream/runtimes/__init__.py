@@ -9,15 +9,17 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codecstream.artifact import Artifact, open_artifact
 from codecstream.cpus import usable_cpus
 from codecstream.errors import ArtifactError
 from codecstream.geometry import CodecGeometry
+
+if TYPE_CHECKING:
+    from codecstream.artifact import Artifact
 
 __all__ = ["Program", "load_artifact", "load_program", "warm_up"]
 
@@ -82,6 +84,8 @@ def load_program(
     """
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
+    from codecstream.artifact import open_artifact  # hashing, JSON: not for a mere import
+
     artifact = open_artifact(folder, verify_hashes=verify_hashes)
     program = load_artifact(artifact, threads)
     if warmup:

@@ -121,7 +121,7 @@ class Connection:
             self.session.flush()
         self._receiver = utterance
         self._idle.clear()
-        self.last_message_s = time.perf_counter()
+        self.expect_answer()
         utterance.restart_clock()
         if not await self.send():
             self._receiver = None
@@ -129,6 +129,10 @@ class Connection:
             return False
         self._config = utterance.config
         return True
+
+    def expect_answer(self) -> None:
+        """Count the server's silence from now: it is its turn."""
+        self.last_message_s = time.perf_counter()
 
     def serves(self, utterance: Receiver) -> bool:
         """Whether ``utterance`` is the one that the server is still busy with."""

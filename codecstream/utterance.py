@@ -161,6 +161,7 @@ class Utterance:
                 await connection.send()
             if connection.serves(self):
                 connection.session.flush()
+                connection.expect_answer()
                 await connection.send()
         except LocalProtocolError:
             pass  # cancelled before its text was complete

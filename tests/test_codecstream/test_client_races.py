@@ -183,13 +183,21 @@ async def test_a_cancelled_caller_is_cancelled_and_loses_no_chunk(
 
 
 async def test_slow_text_is_not_the_servers_silence(ledger_program: LedgerProgram) -> None:
+    """Nor does it shorten the time that the server has once the text is complete."""
+
     async def slow() -> AsyncIterator[str]:
         yield "x"
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(1.2)
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await asyncio.sleep(0.25)
+        await peer.speak(CODES)
+        await peer.receive()
 
     async with (
-        replay() as server,
-        codecstream.connect(server.url, ledger_program, idle_timeout_s=0.2) as client,
+        ScriptedServer(script) as server,
+        codecstream.connect(server.url, ledger_program, idle_timeout_s=0.5) as client,
     ):
         assert (await collect(client.speak(slow()))).size == len(CODES) * SAMPLES
 

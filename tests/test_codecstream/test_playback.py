@@ -151,6 +151,22 @@ def test_write_waits_while_the_queue_is_full() -> None:
     assert not writer.is_alive() and buffer.stats.queued_samples == 900
 
 
+@pytest.mark.case(10)
+def test_case_10_a_writer_that_waited_is_not_heard_after_clear() -> None:
+    buffer = PlaybackBuffer(1000)
+    buffer.write(ramp(1000, 1))
+    writer = threading.Thread(target=buffer.write, args=(ramp(500, 1001),))
+    writer.start()
+    writer.join(0.1)
+    assert writer.is_alive()
+    buffer.clear()
+    writer.join(5)
+    assert not writer.is_alive()
+    out = np.empty(500, np.float32)
+    assert buffer.read_into(out) is False
+    assert not out.any() and buffer.stats.queued_samples == 0
+
+
 def test_the_callers_array_may_change_afterwards() -> None:
     buffer = PlaybackBuffer(1000)
     pcm = ramp(100)

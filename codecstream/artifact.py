@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
 from codecstream.errors import ArtifactError
+from codecstream.locks import try_lock
 from codecstream.manifest import MANIFEST_NAME, FileEntry, Manifest, parse_manifest
 
 __all__ = [
@@ -77,37 +80,98 @@ def writing_artifact(folder: str | Path, *, force: bool = False) -> Iterator[Pat
     What is written appears at ``folder`` in one rename, so a killed export leaves nothing there
     that could be loaded, and two exports are never mixed.
 
+    What it does leave is a hidden folder beside ``folder``, with all that it had written. The
+    next export to ``folder`` removes it, but not one that a live export is writing. A kill in the
+    instant between the two renames of a replacement leaves no artifact at ``folder``: the next
+    export puts the old one back before it does anything else.
+
     Args:
         folder: The artifact's future folder; its parent is created when missing.
         force: Replace a folder that holds an artifact. Any other folder is never replaced.
 
     Raises:
-        ArtifactError: ``folder`` is there already and must not be replaced.
+        ArtifactError: ``folder`` is there already and must not be replaced, or another export
+            finished at the same instant.
     """
     target = Path(folder).absolute()
+    _clear_leftovers(target)
     check_replaceable(target, force=force)
     target.parent.mkdir(parents=True, exist_ok=True)
-    staging, old = _hidden(target, "part"), _hidden(target, "old")
-    staging.mkdir()
+    hidden, lock = _make_hidden(target)
+    new = hidden / _NEW
     try:
-        yield staging
+        new.mkdir()
+        yield new
         check_replaceable(target, force=force)
         if target.exists():
-            os.replace(target, old)
+            os.replace(target, hidden / _OLD)
         try:
-            os.replace(staging, target)
-        except OSError:
-            if old.exists():
-                os.replace(old, target)
-            raise
+            os.replace(new, target)
+        except OSError as error:
+            if not target.exists():
+                raise
+            raise ArtifactError(f"another export wrote {target} at the same time") from error
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        _discard(hidden, lock, target)
+
+
+# Beside the target, on the same file system, for renames: .NAME.<8 hex digits>.part/
+_LOCK = "lock"  # held while its export lives
+_NEW = "new"  # what is being written
+_OLD = "old"  # what was at the target, between the two renames
+
+
+def _make_hidden(target: Path) -> tuple[Path, IO[bytes]]:
+    """Make a hidden folder beside ``target``; return it and its lock, held."""
+    while True:
+        hidden = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
+        hidden.mkdir()
+        try:
+            lock = (hidden / _LOCK).open("ab")
+        except FileNotFoundError:
+            continue  # another export took it for a leftover before it had a lock
+        try:
+            # It may also have been removed between the last line and the next.
+            if try_lock(lock) and (hidden / _LOCK).exists():
+                return hidden, lock
+        except OSError:
+            return hidden, lock  # no locks here: then nobody removes it either
+        lock.close()
+
+
+def _clear_leftovers(target: Path) -> None:
+    """Remove what killed exports to ``target`` left beside it."""
+    pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.part")
+    try:
+        beside = [path for path in target.parent.iterdir() if pattern.fullmatch(path.name)]
+    except OSError:
+        return  # no such folder, or none that may be listed: the export itself will tell
+    for hidden in beside:
+        if hidden.is_symlink():
+            continue  # none of ours, and it may lead anywhere
+        # Leftovers that cannot be removed, such as another user's, are no reason to fail.
+        with suppress(OSError, ArtifactError), (hidden / _LOCK).open("ab") as lock:
+            if try_lock(lock):
+                _discard(hidden, lock, target)
+
+
+def _discard(hidden: Path, lock: IO[bytes], target: Path) -> None:
+    """Remove the hidden folder whose lock is held; first put back what it took from ``target``."""
+    new, old = hidden / _NEW, hidden / _OLD
+    with lock:
+        # With both there, the second rename did not happen. An artifact that is at the target all
+        # the same is another export's, and replaced the old one as well.
+        if new.exists() and old.exists() and not (target / MANIFEST_NAME).is_file():
+            try:
+                os.replace(old, target)
+            except OSError as error:
+                raise ArtifactError(
+                    f"the artifact that was {target} is now {old}: {error.strerror}. Move it back"
+                ) from error
+        shutil.rmtree(new, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
-
-
-def _hidden(target: Path, kind: str) -> Path:
-    """Return a new name beside ``target``, on the same file system, for a rename."""
-    return target.parent / f".{target.name}.{secrets.token_hex(4)}.{kind}"
+    # Last, as an open file cannot be removed on Windows.
+    shutil.rmtree(hidden, ignore_errors=True)
 
 
 def check_replaceable(target: Path, *, force: bool) -> None:

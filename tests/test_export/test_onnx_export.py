@@ -402,7 +402,9 @@ def test_case_57_nothing_looks_usable_before_it_is_verified(
     seen: list[set[str]] = []
 
     def look(*args: Any, **kwargs: Any) -> list[Any]:
-        (staging,) = tmp_path.iterdir()
+        (hidden,) = tmp_path.iterdir()
+        assert hidden.name.startswith(".out.")
+        staging = hidden / "new"
         seen.append({path.name for path in staging.iterdir()})
         with pytest.raises(ArtifactError, match="not a decoder artifact"):
             codecstream.load_program(staging)

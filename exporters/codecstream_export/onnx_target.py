@@ -31,7 +31,7 @@ EXAMPLE_FRAMES = 5  # any size but 0 and 1, which torch.export would freeze
 
 def export_program(step: StepDecoder) -> ExportedProgram:
     """Trace ``step`` with a dynamic number of frames, at least 1."""
-    codes = random_codes(EXAMPLE_FRAMES, step.config).T[None]
+    codes = random_codes(EXAMPLE_FRAMES, step.config).T[None].contiguous()
     dynamic: tuple[dict[int, Dim], tuple[dict[int, Dim], ...]] = (
         {2: Dim("frames", min=1)},
         tuple({} for _ in step.state),

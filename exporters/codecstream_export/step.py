@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,16 @@ class StateTensor:
     shape: tuple[int, ...]
 
 
+class Cursor(Protocol):
+    """Gives each layer what lies before its input."""
+
+    def extend(self, item: StateTensor, x: Tensor) -> Tensor:
+        """Return a convolution's input ``[1, channels, n]`` with its history in front."""
+
+    def recall(self, item: StateTensor, x: Tensor) -> Tensor:
+        """Return frames ``[.., n, ..]`` (axis 1) with the frames in front that are kept."""
+
+
 class StateCursor:
     """Carries a stream's state through one step: the layers' histories in, their successors out."""
 
@@ -50,8 +60,16 @@ class StateCursor:
         self._old = old
         self.new: dict[str, Tensor] = {}
 
-    def extend(self, item: StateTensor, x: Tensor, dim: int = -1) -> Tensor:
-        """Return ``x`` with its history in front along ``dim``; keep the newest part as history."""
+    def extend(self, item: StateTensor, x: Tensor) -> Tensor:
+        """See :class:`Cursor`."""
+        return self._join(item, x, -1)
+
+    def recall(self, item: StateTensor, x: Tensor) -> Tensor:
+        """See :class:`Cursor`."""
+        return self._join(item, x, 1)
+
+    def _join(self, item: StateTensor, x: Tensor, dim: int) -> Tensor:
+        """Put the history in front of ``x``; the newest part is the history to come."""
         history = self._old[item.name]
         joined = torch.cat((history, x), dim=dim)
         self.new[item.name] = joined.narrow(dim, x.shape[dim], history.shape[dim])
@@ -68,7 +86,7 @@ class StepConv1d(nn.Module):
         self.dilation, self.groups = conv.dilation[0], conv.groups
         self.state = _history(name, conv.in_channels, source.history)
 
-    def forward(self, x: Tensor, cursor: StateCursor) -> Tensor:
+    def forward(self, x: Tensor, cursor: Cursor) -> Tensor:
         for item in self.state:  # none where the kernel has one tap
             x = cursor.extend(item, x)
         return F.conv1d(x, self.weight, self.bias, dilation=self.dilation, groups=self.groups)
@@ -89,7 +107,7 @@ class StepConvTranspose1d(nn.Module):
         self.stride = stride
         self.state = _history(name, cin, taps - 1)
 
-    def forward(self, x: Tensor, cursor: StateCursor) -> Tensor:
+    def forward(self, x: Tensor, cursor: Cursor) -> Tensor:
         for item in self.state:
             x = cursor.extend(item, x)
         y = F.conv1d(x, self.weight, self.bias)
@@ -131,6 +149,61 @@ class StepQuantizer(nn.Module):
         return F.linear(pair, self.weight).transpose(1, 2)
 
 
+class StepRmsNorm(nn.Module):
+    """RMSNorm without its weight, which is folded into the projections that follow."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        # The mean as a product with a constant: accelerators take products, not every reduction.
+        self.mean = _constant(torch.full((1, width), 1.0 / width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(F.linear(x * x, self.mean) + self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """Rotary embedding at the positions of one step's own window."""
+
+    cos: Tensor  # [kept + n, head_dim]
+    sin: Tensor
+    newest_cos: Tensor  # [n, head_dim]
+    newest_sin: Tensor
+    swap: Tensor  # [head_dim, head_dim]: (first, second) half -> (-second, first)
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Rotate keys ``[heads, kept + n, head_dim]``."""
+        return x * self.cos + F.linear(x, self.swap) * self.sin
+
+    def rotate_newest(self, x: Tensor) -> Tensor:
+        """Rotate queries ``[heads, n, head_dim]``."""
+        return x * self.newest_cos + F.linear(x, self.swap) * self.newest_sin
+
+
+class StepRotary(nn.Module):
+    """Makes the :class:`Rotary` of a step.
+
+    The halves are swapped by a product with a constant, which costs little and keeps slices and
+    joins out of the accelerators' way.
+    """
+
+    def __init__(self, head_dim: int, theta: float) -> None:
+        super().__init__()
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        self.frequencies = _constant((1.0 / theta**exponents).repeat(2)[None, :])
+        half = head_dim // 2
+        eye = torch.eye(half)
+        swap = torch.zeros(head_dim, head_dim)
+        swap[:half, half:], swap[half:, :half] = -eye, eye
+        self.swap = _constant(swap)
+
+    def forward(self, positions: Tensor, kept: int) -> Rotary:
+        angles = positions[:, None] * self.frequencies
+        cos, sin = angles.cos(), angles.sin()
+        return Rotary(cos, sin, cos[kept:], sin[kept:], self.swap)
+
+
 class StepAttention(nn.Module):
     """Attention over the kept frames and the new ones; norm weight and scales folded in."""
 
@@ -140,32 +213,31 @@ class StepAttention(nn.Module):
         self.heads, self.kv_heads = attention.heads, attention.kv_heads
         self.head_dim = attention.head_dim
         self.kv_head_of = [i * self.kv_heads // self.heads for i in range(self.heads)]
-        q = attention.q_proj.weight * self.head_dim**-0.5
-        qkv = torch.cat((q, attention.k_proj.weight, attention.v_proj.weight))
-        self.qkv = _constant(qkv * source.input_layernorm.weight)
+        norm = source.input_layernorm.weight
+        self.query = _constant(attention.q_proj.weight * self.head_dim**-0.5 * norm)
+        self.key = _constant(attention.k_proj.weight * norm)
+        self.value = _constant(attention.v_proj.weight * norm)
         scale = source.self_attn_layer_scale.scale[:, None]
         self.out = _constant(attention.o_proj.weight * scale)
-        self.eps = source.input_layernorm.eps
+        self.norm = StepRmsNorm(norm.shape[0], source.input_layernorm.eps)
         kept = config.sliding_window - 1
         shape = (self.kv_heads, kept, self.head_dim)
         self.state = (StateTensor(f"{name}.keys", shape), StateTensor(f"{name}.values", shape))
 
-    def forward(
-        self, x: Tensor, cursor: StateCursor, rotary: tuple[Tensor, Tensor], bias: Tensor
-    ) -> Tensor:
+    def forward(self, x: Tensor, cursor: Cursor, rotary: Rotary, bias: Tensor) -> Tensor:
         n = x.shape[1]
-        qkv = F.linear(_normalise(x, self.eps), self.qkv)
-        qkv = qkv.view(n, self.heads + 2 * self.kv_heads, self.head_dim).transpose(0, 1)
-        q, k, v = torch.split(qkv, [self.heads, self.kv_heads, self.kv_heads])
+        normal = self.norm(x)
+        q, k, v = (
+            F.linear(normal, weight).view(n, -1, self.head_dim).transpose(0, 1)
+            for weight in (self.query, self.key, self.value)
+        )
         keys, values = self.state
-        k, v = cursor.extend(keys, k, dim=1), cursor.extend(values, v, dim=1)
-        cos, sin = rotary
-        kept = cos.shape[0] - n
-        q, k = eager.rotate(q, cos[kept:], sin[kept:]), eager.rotate(k, cos, sin)
+        k, v = cursor.recall(keys, k), cursor.recall(values, v)
+        q, k = rotary.rotate_newest(q), rotary.rotate(k)
         if self.kv_heads != self.heads:
             k, v = self._share(k), self._share(v)
-        weights = torch.softmax(torch.matmul(q, k.transpose(1, 2)) + bias, dim=-1)
-        mixed = torch.matmul(weights, v).transpose(0, 1)
+        weights = torch.softmax(torch.bmm(q, k.transpose(1, 2)) + bias, dim=-1)
+        mixed = torch.bmm(weights, v).transpose(0, 1)
         return x + F.linear(mixed.reshape(1, n, self.heads * self.head_dim), self.out)
 
     def _share(self, x: Tensor) -> Tensor:
@@ -174,20 +246,20 @@ class StepAttention(nn.Module):
 
 
 class StepMlp(nn.Module):
-    """The gated feed-forward part, gate and input projection in one matrix product."""
+    """The gated feed-forward part."""
 
     def __init__(self, source: eager.TransformerLayer) -> None:
         super().__init__()
         mlp, norm = source.mlp, source.post_attention_layernorm
-        self.gate_up = _constant(
-            torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)) * norm.weight
-        )
+        self.gate = _constant(mlp.gate_proj.weight * norm.weight)
+        self.up = _constant(mlp.up_proj.weight * norm.weight)
         self.down = _constant(mlp.down_proj.weight * source.mlp_layer_scale.scale[:, None])
-        self.eps = norm.eps
+        self.norm = StepRmsNorm(norm.weight.shape[0], norm.eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = F.linear(_normalise(x, self.eps), self.gate_up).chunk(2, dim=-1)
-        return x + F.linear(F.silu(gate) * up, self.down)
+        normal = self.norm(x)
+        gated = F.silu(F.linear(normal, self.gate)) * F.linear(normal, self.up)
+        return x + F.linear(gated, self.down)
 
 
 class StepTransformer(nn.Module):
@@ -196,7 +268,7 @@ class StepTransformer(nn.Module):
     def __init__(self, source: eager.Transformer, config: DecoderConfig) -> None:
         super().__init__()
         self.window = config.sliding_window
-        self.head_dim, self.theta = config.head_dim, config.rope_theta
+        self.rotary = StepRotary(config.head_dim, config.rope_theta)
         self.input_weight = _constant(source.input_proj.weight)
         self.input_bias = _constant(source.input_proj.bias)
         self.attentions = nn.ModuleList(
@@ -208,23 +280,23 @@ class StepTransformer(nn.Module):
         )
         self.output_weight = _constant(source.output_proj.weight * source.norm.weight)
         self.output_bias = _constant(source.output_proj.bias)
-        self.eps = source.norm.eps
+        self.norm = StepRmsNorm(source.norm.weight.shape[0], source.norm.eps)
         self.state = (StateTensor("frames_valid", (1, self.window - 1)),)
 
-    def forward(self, x: Tensor, cursor: StateCursor) -> Tensor:
-        n = x.shape[1]
+    def forward(self, x: Tensor, cursor: Cursor) -> Tensor:
         (frames_valid,) = self.state
-        valid = cursor.extend(frames_valid, torch.ones(1, n))
-        keys = torch.arange(self.window - 1 + n)  # positions in this step's own window
-        queries = keys[self.window - 1 :]
-        distance = queries[:, None] - keys[None, :]
+        # Everything is made from the inputs, so that the program names no device.
+        valid = cursor.recall(frames_valid, torch.ones_like(x[:, :, 0]))
+        kept = valid.shape[1] - x.shape[1]
+        keys = torch.cumsum(torch.ones_like(valid[0]), 0)  # positions in this step's own window
+        distance = keys[kept:, None] - keys[None, :]
         visible = (distance >= 0) & (distance < self.window) & (valid > 0.5)
         bias = torch.where(visible, 0.0, MASKED)
-        rotary = eager.rotary_tables(keys, self.head_dim, self.theta)
+        rotary = self.rotary(keys, kept)
         x = F.linear(x, self.input_weight, self.input_bias)
         for attention, mlp in zip(self.attentions, self.mlps, strict=True):
             x = mlp(attention(x, cursor, rotary, bias))
-        return F.linear(_normalise(x, self.eps), self.output_weight, self.output_bias)
+        return F.linear(self.norm(x), self.output_weight, self.output_bias)
 
 
 class StepConvNeXt(nn.Module):
@@ -242,7 +314,7 @@ class StepConvNeXt(nn.Module):
         self.reduce_weight = _constant(source.pwconv2.weight * source.gamma[:, None])
         self.reduce_bias = _constant(source.pwconv2.bias * source.gamma)
 
-    def forward(self, x: Tensor, cursor: StateCursor) -> Tensor:
+    def forward(self, x: Tensor, cursor: Cursor) -> Tensor:
         y = self.depthwise(x, cursor).transpose(1, 2)
         y = F.layer_norm(y, (self.channels,), eps=self.eps)
         y = F.gelu(F.linear(y, self.expand_weight, self.expand_bias))
@@ -256,7 +328,7 @@ class StepResidualUnit(nn.Module):
         self.conv1 = StepConv1d(source.conv1, f"{name}.conv1")
         self.conv2 = StepConv1d(source.conv2, f"{name}.conv2")
 
-    def forward(self, x: Tensor, cursor: StateCursor) -> Tensor:
+    def forward(self, x: Tensor, cursor: Cursor) -> Tensor:
         y = self.conv1(self.act1(x), cursor)
         y = self.conv2(self.act2(y), cursor)
         return x + y  # type: ignore[no-any-return]
@@ -275,7 +347,7 @@ class StepUpsampleBlock(nn.Module):
             for i, unit in enumerate(units)
         )
 
-    def forward(self, x: Tensor, cursor: StateCursor) -> Tensor:
+    def forward(self, x: Tensor, cursor: Cursor) -> Tensor:
         x = self.upsample(self.act(x), cursor)
         for unit in self.units:
             x = unit(x, cursor)
@@ -328,15 +400,24 @@ class StepDecoder(nn.Module):
         """Decode one chunk; see the class."""
         names = [item.name for item in self.state]
         cursor = StateCursor(dict(zip(names, state, strict=True)))
+        pcm = self.synthesise(self.encode(codes, cursor), cursor)
+        return (pcm, *(cursor.new[name] for name in names))
+
+    def encode(self, codes: Tensor, cursor: Cursor) -> Tensor:
+        """Return the transformer's output, ``[1, n, latent]``."""
         x = self.pre_conv(self.quantizer(codes), cursor)
-        x = self.transformer(x.transpose(1, 2), cursor).transpose(1, 2)
+        return self.transformer(x.transpose(1, 2), cursor)  # type: ignore[no-any-return]
+
+    def synthesise(self, latent: Tensor, cursor: Cursor) -> Tensor:
+        """Turn the transformer's output into pcm ``[n * 1920]``: convolutions only."""
+        x = latent.transpose(1, 2)
         for upsample, mixer in zip(self.upsamples, self.mixers, strict=True):
             x = mixer(upsample(x, cursor), cursor)
         x = self.head(x, cursor)
         for block in self.blocks:
             x = block(x, cursor)
         x = self.tail(self.snake(x), cursor)
-        return (x.reshape(-1).clamp(-1.0, 1.0), *(cursor.new[name] for name in names))
+        return x.reshape(-1).clamp(-1.0, 1.0)  # type: ignore[no-any-return]
 
 
 def decode_in_chunks(
@@ -353,11 +434,6 @@ def decode_in_chunks(
     if start != len(codes):
         raise ValueError(f"chunk sizes add up to {start} frames, not {len(codes)}")
     return torch.cat(parts) if parts else torch.zeros(0)
-
-
-def _normalise(x: Tensor, eps: float) -> Tensor:
-    """RMSNorm without its weight, which is folded into the projection that follows."""
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
 def _the(kind: type[T], value: object) -> T:

@@ -18,7 +18,7 @@ from support import SAMPLES, eager_pcm, make_codes, worst_slice_db
 torch = pytest.importorskip("torch")
 
 from codecstream import Ramp  # noqa: E402
-from codecstream_export import EagerDecoder, StepDecoder, eager, step  # noqa: E402
+from codecstream_export import EagerDecoder, StepDecoder, step  # noqa: E402
 from codecstream_export.random_weights import TINY, random_decoder  # noqa: E402
 from codecstream_export.step import decode_in_chunks  # noqa: E402
 
@@ -199,17 +199,17 @@ def test_mutant_one_history_is_damaged_between_chunks(
     damage: Damage,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    extend = step.StateCursor.extend
+    join = step.StateCursor._join
 
     def damaged(
-        self: step.StateCursor, item: step.StateTensor, x: torch.Tensor, dim: int = -1
+        self: step.StateCursor, item: step.StateTensor, x: torch.Tensor, dim: int
     ) -> torch.Tensor:
-        joined = extend(self, item, x, dim)
+        joined = join(self, item, x, dim)
         if item.name == name:
             self.new[name] = damage(self.new[name], dim)
         return joined
 
-    monkeypatch.setattr(step.StateCursor, "extend", damaged)
+    monkeypatch.setattr(step.StateCursor, "_join", damaged)
     assert_rejected(reference, run(good, Ramp().split(90)))
 
 
@@ -235,26 +235,20 @@ def test_mutant_code_0_as_history(good: StepDecoder, reference: NDArray[np.float
     assert_rejected(reference, run(good, state=state))
 
 
-class AbsolutePositions:
+class AbsolutePositions(step.StepRotary):
     """Rotates with positions counted from the stream's start; optionally caps the queries'."""
 
     def __init__(self, module: StepDecoder, cap: int | None) -> None:
-        self.config, self.cap = module.config, cap
-        self.start = self.frames = 0
+        super().__init__(module.config.head_dim, module.config.rope_theta)
+        self.cap = cap
+        self.start = 0
 
-    def before_step(self, module: StepDecoder, inputs: tuple[torch.Tensor, ...]) -> None:
-        self.start += self.frames
-        self.frames = inputs[0].shape[-1]
-
-    def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        positions = torch.arange(x.shape[1]) + self.start + self.frames - x.shape[1]
-        if x.shape[1] == self.frames and self.cap is not None:  # queries; keys are more
-            positions = positions.clamp(max=self.cap)
-        tables = step.eager.rotary_tables(positions, self.config.head_dim, self.config.rope_theta)
-        return PLAIN_ROTATE(x, *tables)
-
-
-PLAIN_ROTATE = eager.rotate
+    def forward(self, positions: torch.Tensor, kept: int) -> step.Rotary:
+        keys = positions + self.start
+        queries = keys[kept:] if self.cap is None else keys[kept:].clamp(max=self.cap)
+        self.start += len(queries)
+        keyed, asked = super().forward(keys, 0), super().forward(queries, 0)
+        return step.Rotary(keyed.cos, keyed.sin, asked.cos, asked.sin, self.swap)
 
 
 @pytest.mark.parametrize("cap", [None, WINDOW - 1])
@@ -262,12 +256,9 @@ def test_mutant_queries_capped_at_the_window_while_keys_keep_their_positions(
     tiny_decoder: EagerDecoder,
     reference: NDArray[np.float32],
     cap: int | None,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module = StepDecoder(tiny_decoder)
-    positions = AbsolutePositions(module, cap)
-    module.register_forward_pre_hook(positions.before_step)
-    monkeypatch.setattr(step.eager, "rotate", positions.rotate)
+    module.transformer.rotary = AbsolutePositions(module, cap)
     output = run(module)
     if cap is None:  # absolute positions alone are right, so it is the cap that fails
         check(reference, output)

@@ -314,6 +314,40 @@ def test_a_cache_that_is_a_file(hub: FakeHub, home: Path) -> None:
     assert "cannot be written" in complaint(hub, home)
 
 
+def lost_in_between() -> Exception:
+    """What a download raises when the hub went away after its first answer."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    error = LocalEntryNotFoundError("cannot find the requested files")
+    error.__cause__ = ConnectionResetError(104, "Connection reset by peer")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("Xet: task failed\nbacktrace:\n  0: ..."), "RuntimeError: Xet: task failed"),
+        (ConnectionResetError(104, "Connection reset by peer"), "Connection reset by peer"),
+        (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
+        (lost_in_between(), "Connection reset by peer"),
+        (ValueError(), "ValueError"),
+    ],
+)
+def test_whatever_the_download_raises_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, reason: str
+) -> None:
+    def fail(*args: object) -> None:
+        raise error
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("codecstream_export.hub._download", fail)
+    with pytest.raises(CheckpointError) as caught:
+        resolve_checkpoint(HUB_ID)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "the connection to " in message and f"{reason})" in message
+
+
 def test_without_huggingface_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = builtins.__import__
 

@@ -42,7 +42,7 @@ MAX_COMPENSATED = 4096
 # Weights get a smaller range where they would otherwise add more noise than this by saturating on
 # x86 without VNNI: a share of the layer's output, 55 dB; the grids cost about 37.
 MAX_SATURATION = 3e-6
-SATURATION_WINDOWS = 128
+SATURATION_WINDOWS, SATURATION_CHANNELS = 128, 96
 
 _OPS = torch.ops.quantized_decomposed
 Convolution = StepConv1d | StepConvTranspose1d
@@ -162,17 +162,23 @@ def _quantized(conv: Convolution, x: Tensor, y: Tensor) -> QuantizedConv1d:
     before = choose_grid(x)
     seen = windows(x, taps, dilation, 2 * size + 2000)
     compensate = size <= MAX_COMPENSATED and seen.shape[1] >= 1.5 * size
-    for levels in WEIGHT_LEVELS:
-        scales = choose_weight_scales(weight, levels)
-        integers = round_weights(weight, scales, levels=levels)
-        if saturation(integers, seen[:, :SATURATION_WINDOWS], before) <= MAX_SATURATION:
-            break
-    if compensate:
-        integers = round_weights(weight, scales, seen, levels)
+    levels = _levels(weight, seen[:, :SATURATION_WINDOWS], before)
+    scales = choose_weight_scales(weight, levels)
+    integers = round_weights(weight, scales, seen if compensate else None, levels)
     lost = (weight - integers * scales[:, None, None]).transpose(1, 2).flatten(1)
     # The mean input's share of what rounding takes away is a constant: the bias gives it back.
     bias = conv.bias.detach() + lost @ seen.mean(1)
     return QuantizedConv1d(conv, integers, scales, bias, before, choose_grid(y))
+
+
+def _levels(weight: Tensor, seen: Tensor, grid: Grid) -> int:
+    """Return the largest weight with which sums hardly saturate, by a sample of the channels."""
+    some = weight[:: max(1, len(weight) // SATURATION_CHANNELS)]
+    for levels in WEIGHT_LEVELS[:-1]:
+        integers = round_weights(some, choose_weight_scales(some, levels), levels=levels)
+        if saturation(integers, seen, grid) <= MAX_SATURATION:
+            return levels
+    return WEIGHT_LEVELS[-1]
 
 
 def _through(x: Tensor, grid: Grid) -> Tensor:

@@ -90,7 +90,7 @@ def choose_weight_scales(weight: Tensor, levels: int = WEIGHT_LEVELS[0]) -> Tens
     largest = rows.abs().amax(1).clamp(min=1e-12) / levels
     best = torch.full_like(largest, math.inf)
     scales = largest.clone()
-    for factor in torch.linspace(0.6, 1.0, 17).tolist():
+    for factor in torch.linspace(0.6, 1.0, 11).tolist():
         candidate = (largest * factor)[:, None]
         rounded = (rows / candidate).round_().clamp_(-levels, levels)
         error = rounded.mul_(candidate).sub_(rows).square_().sum(1)

@@ -1,10 +1,15 @@
-"""Give all channels of a tensor the same spread, without changing what the decoder computes.
+"""Share a grid fairly between channels, without changing what the decoder computes.
 
 A tensor on one 8-bit grid serves its loudest channel; the others have fewer steps left. SnakeBeta
 commutes with a positive scale ``s`` per channel: where ``snake(x; a, g) = x + g * sin(a * x)**2``,
 ``s * snake(x; a, g) = snake(s * x; a / s, g * s)``. So the scale goes into the rows of the
 convolution before it, into its two constants, and out of the columns of the convolution behind it,
 and no operator is added. A residual stream carries one scale through all its units.
+
+With level ``r`` and a column of norm ``w`` behind it, a channel's noise counts ``(w / s)**2`` and
+its share of the range ``(r * s)**2``. The product of both sums is least at ``s**2 = w / r``. Equal
+levels, ``s = 1 / r``, would be wrong: they spend steps on quiet channels that nobody listens to,
+which cost a trained decoder 20 dB in its last block.
 """
 
 from __future__ import annotations
@@ -35,11 +40,11 @@ def equalize(
 
     Args:
         step: The float step module.
-        inputs: Spread (standard deviation) per channel of each convolution's input, by its name.
+        inputs: Level (root mean square) per channel of each convolution's input, by its name.
         outputs: The same of its output.
     """
     blocks = [block for block in step.blocks if isinstance(block, StepUpsampleBlock)]
-    scale = _scales(outputs["head"])
+    scale = _scales(outputs["head"], _column_norms(blocks[0].upsample))
     _scale_rows(step.head, scale)
     _scale_snake(blocks[0].act, scale)
     _scale_columns(blocks[0].upsample, scale)
@@ -49,26 +54,42 @@ def equalize(
             for j, unit in enumerate(block.units)
             if isinstance(unit, StepResidualUnit)
         }
-        stream = _scales(torch.stack([inputs[f"{name}.conv1"] for name in units]).mean(0))
+        last = i + 1 == len(blocks)
+        after = step.tail if last else blocks[i + 1].upsample
+        levels = torch.stack([inputs[f"{name}.conv1"] for name in units])
+        readers = [*(unit.conv1 for unit in units.values()), after]
+        shares = torch.stack([_shares(_column_norms(reader)) for reader in readers])
+        stream = _scales(_mean_square(levels), _mean_square(shares))
         _scale_rows(block.upsample, stream)
         for unit_name, unit in units.items():
-            inner = _scales(outputs[f"{unit_name}.conv1"])
+            inner = _scales(outputs[f"{unit_name}.conv1"], _column_norms(unit.conv2))
             _scale_snake(unit.act1, stream)
             _scale_columns(unit.conv1, stream)
             _scale_rows(unit.conv1, inner)
             _scale_snake(unit.act2, inner)
             _scale_columns(unit.conv2, inner)
             _scale_rows(unit.conv2, stream)
-        last = i + 1 == len(blocks)
         _scale_snake(step.snake if last else blocks[i + 1].act, stream)
-        _scale_columns(step.tail if last else blocks[i + 1].upsample, stream)
+        _scale_columns(after, stream)
 
 
-def _scales(spread: Tensor) -> Tensor:
-    """Return factors that make the spreads equal, with a geometric mean of about 1."""
-    spread = spread.clamp(min=1e-12)
-    middle = spread.log().mean().exp()
-    return (middle / spread).clamp(1 / MAX_FACTOR, MAX_FACTOR)
+def _scales(levels: Tensor, columns: Tensor) -> Tensor:
+    """Return the factors of the channels, with a geometric mean of about 1."""
+    scale = (columns.clamp(min=1e-12) / levels.clamp(min=1e-12)).sqrt()
+    scale = scale / scale.log().mean().exp()
+    return scale.clamp(1 / MAX_FACTOR, MAX_FACTOR)
+
+
+def _column_norms(conv: StepConv1d | StepConvTranspose1d) -> Tensor:
+    return conv.weight.square().sum((0, 2)).sqrt()
+
+
+def _shares(norms: Tensor) -> Tensor:
+    return norms / norms.square().sum().sqrt().clamp(min=1e-12)
+
+
+def _mean_square(values: Tensor) -> Tensor:
+    return values.square().mean(0).sqrt()
 
 
 def _scale_rows(conv: StepConv1d | StepConvTranspose1d, scale: Tensor) -> None:

@@ -47,7 +47,7 @@ MIN_SNR_DB = 40.0
 MIN_SLICE_SNR_DB = 25.0
 MARGIN_DB = 0.15  # other codes are decoded with a slightly different ratio
 CALIBRATION_FRAMES = 48
-SPREAD_FRAMES = 8
+LEVEL_FRAMES = 8
 PROBE_FRAMES = 12
 JOINT_PROBES = 8  # the layers together are measured on so many times the frames
 CALIBRATION_SEED, PROBE_SEED = 1001, 2002
@@ -144,7 +144,7 @@ class Survey:
         self._probe = _Probe(decoder, probe_frames)
         self._joint_probe = _Probe(decoder, JOINT_PROBES * probe_frames)
         with torch.no_grad():
-            equalize(step, *_spreads(step, codes[:SPREAD_FRAMES]))
+            equalize(step, *_levels(step, codes[:LEVEL_FRAMES]))
             self._work = _work_per_frame(step)
             self._gains = {name: _gain(*entry) for name, entry in self._work.items()}
             self._candidates = [
@@ -313,12 +313,12 @@ def _calibration_codes(decoder: EagerDecoder, given: Tensor | None) -> tuple[Ten
     return given.to(torch.int64), f"{len(given)} frames of given codes"
 
 
-def _spreads(step: StepDecoder, codes: Tensor) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-    """Return the standard deviation per channel in front of and behind each convolution."""
+def _levels(step: StepDecoder, codes: Tensor) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+    """Return the root mean square per channel in front of and behind each convolution."""
     before, after = {}, {}
     names = [name for name in convolutions(step) if name.startswith(("head", "blocks."))]
     for name, x, y in observe(step, codes, names):
-        before[name], after[name] = x.std(1), y.std(1)
+        before[name], after[name] = x.square().mean(1).sqrt(), y.square().mean(1).sqrt()
     return before, after
 
 

@@ -47,7 +47,9 @@ class Artifact(msgspec.Struct, frozen=True):
 
     @property
     def program_path(self) -> Path:
-        """The program's file, as an absolute path."""
+        """The file of a stateful artifact's program, as an absolute path."""
+        if self.manifest.program is None:
+            raise ArtifactError(f"{self.folder} is a windowed artifact: it has several programs")
         return self.folder / self.manifest.program
 
 

@@ -14,10 +14,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-__all__ = ["QWEN3_TTS_12HZ", "CodecGeometry"]
+__all__ = ["ATTENTION_WINDOW_FRAMES", "QWEN3_TTS_12HZ", "CodecGeometry"]
 
 QWEN3_TTS_12HZ = "qwen3_tts_tokenizer_v2_12hz"
 """``decoder_id`` of the codec whose geometry is the default, as talker servers announce it."""
+
+ATTENTION_WINDOW_FRAMES = 72
+"""``sliding_window`` of that codec's published decoder config."""
 
 
 @dataclass(frozen=True, slots=True)

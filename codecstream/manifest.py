@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from codecstream.errors import ArtifactError
-from codecstream.geometry import CodecGeometry
+from codecstream.geometry import ATTENTION_WINDOW_FRAMES, CodecGeometry
 
 __all__ = [
     "FORMAT_VERSION",
@@ -23,12 +23,14 @@ __all__ = [
     "Manifest",
     "StateEntry",
     "TensorEntry",
+    "WindowEntry",
     "parse_manifest",
 ]
 
 FORMAT = "codecstream-decoder"
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
+MODES = ("stateful", "windowed")
 MAX_CHUNK_FRAMES = 4096  # five minutes of audio at once: more is a mistake, or an attack on memory
 
 
@@ -65,6 +67,14 @@ class StateEntry(msgspec.Struct, frozen=True, kw_only=True):
     fill: float = 0.0
 
 
+class WindowEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A program without state for one chunk size: its file and, where a file has several, name."""
+
+    frames: int
+    program: str
+    method: str = "forward"
+
+
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Size in bytes and SHA-256 of a file."""
 
@@ -73,7 +83,12 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of ``manifest.json``."""
+    """The contents of ``manifest.json``.
+
+    A ``stateful`` artifact has one ``program`` for every chunk size in ``frames``. A ``windowed``
+    one has no state: it has one program per chunk size in ``windows``, and each decodes ``context``
+    frames again in front of the new ones.
+    """
 
     format: str = FORMAT
     format_version: int = FORMAT_VERSION
@@ -84,7 +99,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     geometry: GeometryEntry
     frames: FrameRange
     ramp: list[int]
-    program: str
+    program: str | None = None
+    context: int | None = None
+    windows: list[WindowEntry] = []
     inputs: list[TensorEntry]
     outputs: list[TensorEntry]
     state: list[StateEntry]
@@ -92,6 +109,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     made_with: dict[str, str]
     source: dict[str, str] = {}
     parity: dict[str, Any] = {}
+    quantization: dict[str, Any] | None = None  # which layers compute in int8, and at what cost
+    delegation: dict[str, Any] | None = None  # what an accelerator took of the program
 
     def codec_geometry(self) -> CodecGeometry:
         """Return the geometry as the rest of the package uses it.
@@ -139,6 +158,7 @@ def parse_manifest(data: bytes) -> Manifest:
     manifest.codec_geometry()
     for problem in (
         *_file_problems(manifest),
+        *_mode_problems(manifest),
         *_frame_problems(manifest),
         *_interface_problems(manifest),
     ):
@@ -150,8 +170,31 @@ def _file_problems(manifest: Manifest) -> Iterable[str]:
     for name in manifest.files:
         if not name or name in (".", "..", MANIFEST_NAME) or set(name) & set("/\\:\0"):
             yield f"{name!r} is not a plain file name"
-    if manifest.program not in manifest.files:
-        yield f"program {manifest.program!r} is not among its files"
+    programs = [window.program for window in manifest.windows]
+    for program in programs if manifest.program is None else [manifest.program, *programs]:
+        if program not in manifest.files:
+            yield f"program {program!r} is not among its files"
+
+
+def _mode_problems(manifest: Manifest) -> Iterable[str]:
+    if manifest.mode not in MODES:
+        yield f"mode is {manifest.mode!r}, not one of {', '.join(MODES)}"
+    stateful = manifest.mode == "stateful"
+    if stateful != (manifest.program is not None) or stateful == bool(manifest.windows):
+        yield "a stateful artifact has one program, a windowed one has windows"
+    if stateful != (manifest.context is None):
+        yield "a windowed artifact has a context, a stateful one has none"
+    sizes = [window.frames for window in manifest.windows]
+    if sizes and (sizes != sorted(set(sizes)) or sizes[0] < 1):
+        yield f"windows must be for rising numbers of frames, not {sizes[:8]}"
+    if sizes and sizes[-1] != manifest.frames.max:
+        yield f"the largest window is for {sizes[-1]} frames, not {manifest.frames.max}"
+    context = manifest.context
+    if context is not None and not ATTENTION_WINDOW_FRAMES <= context <= MAX_CHUNK_FRAMES:
+        yield (
+            f"a context of {context} frames; less than the decoder's attention window of "
+            f"{ATTENTION_WINDOW_FRAMES} frames is audible, more than {MAX_CHUNK_FRAMES} a mistake"
+        )
 
 
 def _frame_problems(manifest: Manifest) -> Iterable[str]:
@@ -178,12 +221,20 @@ def _interface_problems(manifest: Manifest) -> Iterable[str]:
         elif target.dtype != "float32" or not all(_is_length(n) for n in target.shape):
             yield f"state {item.input!r} is not float32 of a fixed shape"
     entry = manifest.geometry
-    codes, pcm = list(inputs.values()), list(outputs.values())
-    if [(i.dtype, i.shape) for i in codes] != [("int64", [1, entry.codebooks, "frames"])]:
-        yield f"beside state it must take codes, int64 [1, {entry.codebooks}, frames]"
-    expected = [f"{entry.samples_per_frame} * frames"]
-    if [(o.dtype, o.shape) for o in pcm] != [("float32", expected)]:
-        yield f"beside state it must return pcm, float32 {expected}"
+    expected: list[tuple[str, list[int | str]]]
+    if manifest.mode == "windowed":
+        expected = [("int64", [1, entry.codebooks, "context + frames"]), ("int64", [1])]
+        what = f"codes, int64 [1, {entry.codebooks}, context + frames], and a count, int64 [1]"
+        if manifest.state:
+            yield "a windowed program has no state"
+    else:
+        expected = [("int64", [1, entry.codebooks, "frames"])]
+        what = f"codes, int64 [1, {entry.codebooks}, frames]"
+    if [(item.dtype, item.shape) for item in inputs.values()] != expected:
+        yield f"beside state it must take {what}"
+    pcm: list[int | str] = [f"{entry.samples_per_frame} * frames"]
+    if [(item.dtype, item.shape) for item in outputs.values()] != [("float32", pcm)]:
+        yield f"beside state it must return pcm, float32 {pcm}"
 
 
 def _is_length(value: int | str) -> bool:

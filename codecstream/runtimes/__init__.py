@@ -1,13 +1,16 @@
 """One module per runtime, each with the same verbs; none imports another.
 
-A runtime module has ``load(artifact, threads) -> Program``. It imports its runtime inside that
-function, so that a device needs only the one that it uses.
+A runtime module has two functions, which import the runtime inside, so that a device needs only
+the one that it uses::
+
+    load(artifact, threads) -> Program                     # stateful
+    load_windows(artifact, threads) -> dict[frames, Call]  # windowed: one call per chunk size
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,9 +24,17 @@ from codecstream.geometry import CodecGeometry
 if TYPE_CHECKING:
     from codecstream.artifact import Artifact
 
-__all__ = ["Program", "load_artifact", "load_program", "warm_up"]
+__all__ = ["Program", "WindowCall", "load_artifact", "load_program", "warm_up"]
 
-_RUNTIMES = {"onnx": "codecstream.runtimes.onnx"}
+_RUNTIMES = {
+    "executorch": "codecstream.runtimes.executorch",
+    "onnx": "codecstream.runtimes.onnx",
+    "torch_export": "codecstream.runtimes.torch_export",
+}
+
+WindowCall = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]]
+"""Runs codes ``[1, codebooks, context + n]`` and the count of real frames in front, ``[1]``;
+returns float32 ``[1920 * n]``, which never changes afterwards."""
 
 
 class Program(Protocol):
@@ -51,12 +62,17 @@ class Program(Protocol):
         """Decode one chunk.
 
         Args:
-            codes: int64 ``[frames, codebooks]``, contiguous and already checked.
+            codes: int64 ``[frames, codebooks]``, ids already checked.
             state: From :meth:`initial_state` or the step before. It is left as it is.
 
         Returns:
             The audio, float32 ``[frames * samples_per_frame]``, which never changes afterwards,
             and the state for the next step.
+
+        Raises:
+            InvalidCodesError: Another shape or dtype, or more frames than the program takes;
+                nothing reached the runtime.
+            DecoderError: The runtime failed.
         """
 
 
@@ -72,7 +88,8 @@ def load_program(
     Args:
         folder: The artifact's folder, written by ``codecstream-export``.
         threads: Threads that decode; None for as many as this process may use, by CPU affinity
-            and the container's limit.
+            and the container's limit. ONNX Runtime has a pool per program; torch and ExecuTorch
+            have one for the whole process, and the last program loaded sets its size.
         warmup: Decode each chunk size of the artifact's ramp once, so that the first chunk of a
             stream takes no longer than the later ones. It leaves no trace in any stream.
         verify_hashes: See :func:`codecstream.artifact.open_artifact`.
@@ -96,13 +113,19 @@ def load_program(
 def load_artifact(artifact: Artifact, threads: int | None = None) -> Program:
     """Load an artifact that was opened already; see :func:`load_program`."""
     manifest = artifact.manifest
-    if manifest.mode != "stateful" or manifest.runtime not in _RUNTIMES:
+    if manifest.runtime not in _RUNTIMES:
         raise ArtifactError(
-            f"{artifact.folder} is a {manifest.mode} program for {manifest.runtime}; "
-            f"this codecstream runs stateful programs for {', '.join(_RUNTIMES)}"
+            f"{artifact.folder} is a program for {manifest.runtime!r}; this codecstream runs "
+            f"{', '.join(_RUNTIMES)}"
         )
     runtime = importlib.import_module(_RUNTIMES[manifest.runtime])
-    program: Program = runtime.load(artifact, threads or usable_cpus())
+    threads = threads or usable_cpus()
+    if manifest.mode == "windowed":
+        from codecstream.runtimes.windowed import WindowedProgram
+
+        calls: Mapping[int, WindowCall] = runtime.load_windows(artifact, threads)
+        return WindowedProgram(manifest, calls)
+    program: Program = runtime.load(artifact, threads)
     return program
 
 
@@ -111,11 +134,3 @@ def warm_up(program: Program, ramp: Iterable[int]) -> None:
     for frames in sorted(set(ramp)):
         codes = np.zeros((frames, program.geometry.codebooks), np.int64)
         program.step(codes, program.initial_state())
-
-
-def describe(artifact: Artifact) -> str:
-    """Return the artifact in a few words, for messages."""
-    manifest = artifact.manifest
-    made_with = ", ".join(f"{name} {version}" for name, version in manifest.made_with.items())
-    what = f"{manifest.runtime} {manifest.precision}"
-    return f"{artifact.program_path.name} ({what}, made with {made_with})"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from codecstream.artifact import Artifact
 from codecstream.errors import ArtifactError, DecoderError, MissingDependencyError
 from codecstream.geometry import CodecGeometry
 from codecstream.manifest import TensorEntry
-from codecstream.runtimes import describe
+from codecstream.runtimes import WindowCall
+from codecstream.runtimes.interface import describe, first_line, read_interface
 
-__all__ = ["load"]
+__all__ = ["load", "load_windows"]
 
 State = tuple[Any, ...]  # of onnxruntime.OrtValue
 
@@ -24,7 +26,7 @@ _SESSION_CONFIG = {"session.force_spinning_stop": "1"}
 
 
 def load(artifact: Artifact, threads: int) -> OnnxProgram:
-    """Load an ONNX artifact.
+    """Load a stateful ONNX artifact.
 
     Args:
         artifact: The checked artifact.
@@ -34,43 +36,27 @@ def load(artifact: Artifact, threads: int) -> OnnxProgram:
         MissingDependencyError: onnxruntime is not installed or does not import.
         ArtifactError: onnxruntime cannot load the file, or it is not what the manifest says.
     """
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"this artifact needs onnxruntime ({error}): pip install 'codecstream[onnx]'"
-        ) from error
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-    # A memory plan per input length would be kept for every chunk size ever seen.
-    options.enable_mem_pattern = False
-    options.log_severity_level = 4  # errors are raised, not printed as well
-    for key, value in _SESSION_CONFIG.items():
-        options.add_session_config_entry(key, value)
-    try:
-        session = onnxruntime.InferenceSession(
-            str(artifact.program_path), options, providers=["CPUExecutionProvider"]
-        )
-    except Exception as error:  # onnxruntime raises a class of its own per status code
-        raise ArtifactError(
-            f"onnxruntime {onnxruntime.__version__} cannot load {describe(artifact)}: "
-            f"{_first_line(error)}. Install a newer onnxruntime, or export again"
-        ) from error
-    _check_signature("input", artifact.manifest.inputs, session.get_inputs())
-    _check_signature("output", artifact.manifest.outputs, session.get_outputs())
+    onnxruntime = _import()
+    session = _open(onnxruntime, artifact, artifact.program_path, _options(onnxruntime, threads))
+    manifest = artifact.manifest
+    _check_signature("input", manifest.inputs, session.get_inputs())
+    _check_signature("output", manifest.outputs, session.get_outputs())
     return OnnxProgram(artifact, session, onnxruntime.OrtValue, threads)
 
 
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """The session's names in the order in which a step uses them."""
-
-    codes: str
-    pcm: str
-    state_in: tuple[str, ...]
-    outputs: tuple[str, ...]  # pcm, then the state in the order of state_in
+def load_windows(artifact: Artifact, threads: int) -> dict[int, WindowCall]:
+    """Load a windowed ONNX artifact; see :func:`load` for arguments and errors."""
+    onnxruntime = _import()
+    interface = read_interface(artifact.manifest)
+    (count,) = interface.others
+    calls: dict[int, WindowCall] = {}
+    for window in artifact.manifest.windows:
+        options = _options(onnxruntime, threads)
+        path = artifact.folder / window.program
+        session = _open(onnxruntime, artifact, path, options)
+        names = interface.codes, count, interface.pcm
+        calls[window.frames] = _OnnxWindow(session, *names)
+    return calls
 
 
 class OnnxProgram:
@@ -85,16 +71,11 @@ class OnnxProgram:
         self.decoder_id: str | None = manifest.decoder_id
         self._session = session
         self._ort_value = ort_value
-        state_in = tuple(item.input for item in manifest.state)
-        state_out = tuple(item.output for item in manifest.state)
-        (codes,) = (item.name for item in manifest.inputs if item.name not in state_in)
-        (pcm,) = (item.name for item in manifest.outputs if item.name not in state_out)
-        self._names = _Names(codes, pcm, state_in, (pcm, *state_out))
-        shapes: dict[str, Any] = {item.name: item.shape for item in manifest.inputs}
+        self._interface = read_interface(manifest)
+        self._outputs = [self._interface.pcm, *self._interface.state_out]
         # The runtime never writes to its inputs, so all new streams can start from the same zeros.
         self._initial: State = tuple(
-            ort_value.ortvalue_from_numpy(np.full(shapes[item.input], item.fill, np.float32))
-            for item in manifest.state
+            ort_value.ortvalue_from_numpy(value) for value in self._interface.initial_state()
         )
 
     def initial_state(self) -> State:
@@ -103,19 +84,70 @@ class OnnxProgram:
 
     def step(self, codes: NDArray[np.int64], state: State) -> tuple[NDArray[np.float32], State]:
         """Decode int64 ``[frames, codebooks]``; see :meth:`codecstream.runtimes.Program.step`."""
-        names = self._names
-        feeds = dict(zip(names.state_in, state, strict=True))
-        batch = np.ascontiguousarray(codes.T[np.newaxis])  # [1, codebooks, frames]
-        feeds[names.codes] = self._ort_value.ortvalue_from_numpy(batch)
+        interface = self._interface
+        batch = interface.batch(codes)
+        feeds = dict(zip(interface.state_in, state, strict=True))
+        feeds[interface.codes] = self._ort_value.ortvalue_from_numpy(batch)
         try:
-            pcm, *after = self._session.run_with_ort_values(list(names.outputs), feeds)
+            pcm, *after = self._session.run_with_ort_values(self._outputs, feeds)
         except Exception as error:  # onnxruntime raises a class of its own per status code
-            raise DecoderError(f"onnxruntime: {_first_line(error)}") from error
+            raise DecoderError(f"onnxruntime: {first_line(error)}") from error
         # A copy: the array must outlive the runtime's buffer and never change.
         return np.array(pcm.numpy(), dtype=np.float32), tuple(after)
 
 
-def _check_signature(kind: str, declared: list[TensorEntry], actual: list[Any]) -> None:
+class _OnnxWindow:
+    """One windowed program; its arguments are those of :data:`codecstream.runtimes.WindowCall`."""
+
+    def __init__(self, session: Any, codes: str, count: str, pcm: str) -> None:
+        self._session = session
+        self._codes, self._count, self._pcm = codes, count, pcm
+
+    def __call__(
+        self, codes: NDArray[np.int64], frames_real: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        try:
+            (pcm,) = self._session.run([self._pcm], {self._codes: codes, self._count: frames_real})
+        except Exception as error:  # onnxruntime raises a class of its own per status code
+            raise DecoderError(f"onnxruntime: {first_line(error)}") from error
+        return np.asarray(pcm, dtype=np.float32)
+
+
+def _import() -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"this artifact needs onnxruntime ({error}): pip install 'codecstream[onnx]'"
+        ) from error
+    return onnxruntime
+
+
+def _options(onnxruntime: Any, threads: int) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    # A memory plan per input length would be kept for every chunk size ever seen.
+    options.enable_mem_pattern = False
+    options.log_severity_level = 4  # errors are raised, not printed as well
+    for key, value in _SESSION_CONFIG.items():
+        options.add_session_config_entry(key, value)
+    return options
+
+
+def _open(onnxruntime: Any, artifact: Artifact, path: Path, options: Any) -> Any:
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises a class of its own per status code
+        raise ArtifactError(
+            f"onnxruntime {onnxruntime.__version__} cannot load {path.name} of "
+            f"{describe(artifact)}: {first_line(error)}. Install a newer onnxruntime, or export "
+            f"again"
+        ) from error
+
+
+def _check_signature(kind: str, declared: Sequence[TensorEntry], actual: Sequence[Any]) -> None:
     """Compare what the manifest declares with what the program has, before anything runs."""
     have = {item.name: (item.type, _fixed(item.shape)) for item in actual}
     want = {item.name: (_TYPES.get(item.dtype), _fixed(item.shape)) for item in declared}
@@ -130,10 +162,6 @@ def _check_signature(kind: str, declared: list[TensorEntry], actual: list[Any]) 
 _TYPES = {"int64": "tensor(int64)", "float32": "tensor(float)"}
 
 
-def _fixed(shape: list[int | str]) -> list[int | None]:
+def _fixed(shape: Sequence[int | str]) -> list[int | None]:
     """Return the lengths that do not depend on the number of frames, None for the others."""
     return [length if isinstance(length, int) else None for length in shape]
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

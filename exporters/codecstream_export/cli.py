@@ -5,15 +5,22 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from codecstream.errors import CodecStreamError
-from codecstream.geometry import QWEN3_TTS_12HZ
+from codecstream.geometry import ATTENTION_WINDOW_FRAMES, QWEN3_TTS_12HZ
 from codecstream.schedule import DEFAULT_RAMP
+from codecstream_export.choices import MODES, PRECISIONS, RUNTIMES
 from codecstream_export.errors import ParityError
+
+if TYPE_CHECKING:
+    import torch
+
+    from codecstream_export.export import ExportResult
 
 __all__ = ["main"]
 
@@ -39,12 +46,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             yield
         say(f"  done in {time.perf_counter() - started:5.1f} s: {text}")
 
-    say(f"Exporting {options.checkpoint} for {options.runtime}, {options.precision}")
+    what = f"{options.runtime}, {options.precision}, {options.mode}"
+    say(f"Exporting {options.checkpoint} for {what}")
     try:
+        calibration = _read_codes(options.calibration) if options.calibration else None
         result = export_artifact(
             options.checkpoint,
             options.out,
+            runtime=options.runtime,
+            precision=options.precision,
+            mode=options.mode,
             ramp=options.ramp,
+            context=options.context,
+            calibration=calibration,
+            allow_undelegated=options.allow_undelegated,
             decoder_id=options.decoder_id,
             force=options.force,
             stage=stage,
@@ -55,13 +70,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (CodecStreamError, ValueError, OSError) as error:
         say(f"error: {error}", style="red")
         return EXIT_WRONG_USE
+    _report(result, say)
+    return EXIT_OK
+
+
+def _report(result: ExportResult, say: Callable[[str], None]) -> None:
+    """Print what was measured."""
+    manifest = result.manifest
+    if manifest.delegation is not None:
+        left = sum(manifest.delegation["undelegated_operators"].values())
+        products = manifest.delegation["undelegated_products"]
+        say(
+            f"  {manifest.delegation['backend']} took {manifest.delegation['node_share']:.0%} of "
+            f"the operators and {manifest.delegation['arithmetic_share']:.1%} of the arithmetic; "
+            f"left: {left} small operators, {len(products)} products"
+        )
+        for line in products:
+            say(f"    not taken: {line}")
+    if manifest.quantization is not None:
+        layers = manifest.quantization["layers"]
+        say(f"  in int8: {len(layers)} layers: {', '.join(layers)}")
     for item in result.parity:
         say(
-            f"  {item.frames} frames in {item.order} order: {item.snr_db:.1f} dB, "
-            f"worst 80 ms {item.worst_slice_snr_db:.1f} dB"
+            f"  {item.frames} frames in {item.order} order against {item.reference}: "
+            f"{item.snr_db:.1f} dB, worst 80 ms {item.worst_slice_snr_db:.1f} dB"
         )
+    speed = result.real_time
+    verdict = "real time" if speed.passed else "NOT real time"
+    say(
+        f"  {verdict} on this machine: {speed.frames} frames in {speed.seconds:.2f} s, "
+        f"{speed.audio_seconds:.2f} s of sound"
+    )
     say(f"Wrote {result.folder} ({result.size_bytes / 1e6:.1f} MB)")
-    return EXIT_OK
+
+
+def _read_codes(path: str) -> torch.Tensor:
+    """Read a codes file, ``.npy`` of integers ``[frames, codebooks]``."""
+    import numpy as np
+    import torch
+
+    codes = np.load(path, allow_pickle=False)
+    if codes.dtype.kind not in "iu" or codes.ndim != 2:
+        raise ValueError(
+            f"{path} holds {codes.dtype} {list(codes.shape)}, not integers [frames, codebooks]"
+        )
+    return torch.from_numpy(codes.astype(np.int64))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -69,13 +122,35 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--checkpoint",
         required=True,
-        metavar="PATH",
-        help="a speech_tokenizer/ folder, or a model folder that holds one",
+        metavar="PATH_OR_HUB_ID",
+        help="a speech_tokenizer/ folder, a model folder that holds one, or owner/name on the hub",
     )
-    parser.add_argument("--runtime", choices=("onnx",), required=True)
+    parser.add_argument("--runtime", choices=RUNTIMES, required=True)
     parser.add_argument("--out", required=True, metavar="DIR", help="the artifact's folder")
-    parser.add_argument("--precision", choices=("fp32",), default="fp32")
-    parser.add_argument("--mode", choices=("stateful",), default="stateful")
+    parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
+    parser.add_argument(
+        "--mode",
+        choices=MODES,
+        default="stateful",
+        help="windowed: no state and fixed shapes, for accelerators; an approximation",
+    )
+    parser.add_argument(
+        "--context",
+        type=int,
+        default=ATTENTION_WINDOW_FRAMES,
+        metavar="FRAMES",
+        help="windowed: frames decoded again before each chunk (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--calibration",
+        metavar="FILE.npy",
+        help="int8: codes [frames, codebooks] to calibrate on (default: seeded random ones)",
+    )
+    parser.add_argument(
+        "--allow-undelegated",
+        action="store_true",
+        help="executorch: accept convolutions that XNNPACK does not take",
+    )
     parser.add_argument(
         "--ramp",
         type=int,

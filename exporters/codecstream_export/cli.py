@@ -88,8 +88,9 @@ def _report(result: ExportResult, say: Callable[[str], None]) -> None:
         for line in products:
             say(f"    not taken: {line}")
     if manifest.quantization is not None:
-        layers = manifest.quantization["layers"]
-        say(f"  in int8: {len(layers)} layers: {', '.join(layers)}")
+        layers = manifest.quantization["quantized"]
+        share = manifest.quantization["arithmetic"]
+        say(f"  in int8: {share:.0%} of the convolutions' arithmetic: {', '.join(layers)}")
     for item in result.parity:
         say(
             f"  {item.frames} frames in {item.order} order against {item.reference}: "

@@ -203,6 +203,16 @@ def _check_settings(
             f"the context of a window is {ATTENTION_WINDOW_FRAMES} to {MAX_CHUNK_FRAMES} frames, "
             f"not {context}: less than the decoder's attention window is audible as hiss"
         )
+    if runtime == "torch_export" and precision == "int8":
+        raise ValueError(
+            "torch has no int8 convolution that a portable program could name: it would compute "
+            "in float, slower than fp32. int8 is for onnx and executorch"
+        )
+    if runtime == "executorch" and precision == "fp16":
+        raise ValueError(
+            "XNNPACK stores its weights as float32 whatever the program's are, and its half "
+            "precision also adds up in half (45 dB at one convolution): use fp32 or int8"
+        )
     if calibration is not None and precision != "int8":
         raise ValueError(f"calibration codes are for int8, not for {precision}")
 

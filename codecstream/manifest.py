@@ -235,6 +235,13 @@ def _interface_problems(manifest: Manifest) -> Iterable[str]:
     pcm: list[int | str] = [f"{entry.samples_per_frame} * frames"]
     if [(item.dtype, item.shape) for item in outputs.values()] != [("float32", pcm)]:
         yield f"beside state it must return pcm, float32 {pcm}"
+    for kind, items, first, last in (
+        ("inputs", manifest.inputs, "codes", [item.input for item in manifest.state]),
+        ("outputs", manifest.outputs, "pcm", [item.output for item in manifest.state]),
+    ):
+        if last and [item.name for item in items][-len(last) :] != last:
+            # Some runtimes know no names and are called by position.
+            yield f"{kind} must be {first}, then those of the state, in this order"
 
 
 def _is_length(value: int | str) -> bool:

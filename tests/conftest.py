@@ -1,12 +1,14 @@
-"""Fixtures: the tiny decoder, exported once per session, and the ledger decoder."""
+"""Fixtures: the tiny decoder and its artifacts, made once per session, and the ledger decoder."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from artifacts import FOLDER_VARIABLE, Store, skip_or_fail
 from support import LedgerProgram
 
 import codecstream
@@ -19,6 +21,13 @@ if TYPE_CHECKING:
 # other, and a test takes ten times as long when the machine has anything else to do.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Any of a runtime's packages runs its programs.
+PACKAGES = {
+    "onnx": ("onnxruntime",),
+    "executorch": ("executorch_numpy_runtime", "executorch"),
+    "torch_export": ("torch",),
+}
+
 
 @pytest.fixture
 def ledger_program() -> LedgerProgram:
@@ -26,29 +35,49 @@ def ledger_program() -> LedgerProgram:
 
 
 @pytest.fixture(scope="session")
-def tiny_decoder() -> EagerDecoder:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Artifacts and references by name."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    return Store(Path(folder).absolute() if folder else tmp_path_factory.mktemp("artifacts"))
+
+
+@pytest.fixture(scope="session", params=list(PACKAGES))
+def runtime(request: pytest.FixtureRequest) -> str:
+    """The name of each runtime in turn; skips those that are not installed."""
+    name: str = request.param
+    if not any(importlib.util.find_spec(package) for package in PACKAGES[name]):
+        skip_or_fail(name, f"none of {', '.join(PACKAGES[name])} is installed")
+    return name
+
+
+@pytest.fixture(scope="session")
+def artifact(store: Store, runtime: str) -> Path:
+    """The tiny decoder as an artifact for each runtime; tests must not write into it."""
+    return store.artifact(runtime)
+
+
+@pytest.fixture(scope="session")
+def program(artifact: Path) -> Program:
+    """The tiny decoder's program in each runtime."""
+    return codecstream.load_program(artifact, threads=1)
+
+
+@pytest.fixture(scope="session")
+def tiny_decoder(store: Store) -> EagerDecoder:
     """The real architecture at small widths, seeded non-zero random weights."""
-    pytest.importorskip("torch", reason="the exporter needs torch: pip install '.[export]'")
-    from codecstream_export.random_weights import TINY, random_decoder
-
-    return random_decoder(TINY)
+    return store.decoder()
 
 
 @pytest.fixture(scope="session")
-def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory, tiny_decoder: EagerDecoder) -> Path:
-    from codecstream_export import save_checkpoint
-
-    folder = tmp_path_factory.mktemp("model") / "speech_tokenizer"
-    save_checkpoint(folder, tiny_decoder)
-    return folder
+def tiny_checkpoint(store: Store) -> Path:
+    return store.checkpoint()
 
 
 @pytest.fixture(scope="session")
-def tiny_artifact(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Path:
+def tiny_artifact(store: Store) -> Path:
     """The tiny decoder as an ONNX artifact; tests must not write into it."""
-    from codecstream_export import export_artifact
-
-    return export_artifact(tiny_checkpoint, tmp_path_factory.mktemp("out") / "tiny").folder
+    pytest.importorskip("onnxruntime", reason="needs: pip install 'codecstream[onnx]'")
+    return store.artifact("onnx")
 
 
 @pytest.fixture(scope="session")

@@ -86,6 +86,8 @@ class OnnxProgram:
         """Decode int64 ``[frames, codebooks]``; see :meth:`codecstream.runtimes.Program.step`."""
         interface = self._interface
         batch = interface.batch(codes)
+        if len(state) != len(interface.state_in):
+            raise DecoderError("this is not a state of this program")
         feeds = dict(zip(interface.state_in, state, strict=True))
         feeds[interface.codes] = self._ort_value.ortvalue_from_numpy(batch)
         try:

@@ -59,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ramp=options.ramp,
             context=options.context,
             calibration=calibration,
+            min_snr_db=options.min_snr_db,
+            min_slice_snr_db=options.min_slice_snr_db,
             allow_undelegated=options.allow_undelegated,
             decoder_id=options.decoder_id,
             force=options.force,
@@ -146,6 +148,19 @@ def _parser() -> argparse.ArgumentParser:
         "--calibration",
         metavar="FILE.npy",
         help="int8: codes [frames, codebooks] to calibrate on (default: seeded random ones)",
+    )
+    parser.add_argument(
+        "--min-snr-db",
+        type=float,
+        metavar="X",
+        help="what the artifact must reach (default: fp32 90, fp16 60, int8 40); int8 is faster "
+        "the less it must",
+    )
+    parser.add_argument(
+        "--min-slice-snr-db",
+        type=float,
+        metavar="X",
+        help="the same for the worst 80 ms (default: 80, 45, 25)",
     )
     parser.add_argument(
         "--allow-undelegated",

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -25,10 +24,10 @@ from codecstream.runtimes import load_artifact
 from codecstream.schedule import DEFAULT_RAMP, Ramp
 from codecstream_export.checkpoint import Checkpoint, load_checkpoint
 from codecstream_export.choices import MODES, PRECISIONS, RUNTIMES
-from codecstream_export.errors import ExportError
+from codecstream_export.errors import ExportError, ParityError
 from codecstream_export.half import store_half
 from codecstream_export.hub import resolve_checkpoint
-from codecstream_export.sensitivity import quantize_step
+from codecstream_export.sensitivity import Quantization, quantize_step
 from codecstream_export.step import StepDecoder
 from codecstream_export.targets import Written, load_target
 from codecstream_export.tracing import step_interface, window_interface
@@ -78,6 +77,8 @@ def export_artifact(
     ramp: Sequence[int] = DEFAULT_RAMP,
     context: int = ATTENTION_WINDOW_FRAMES,
     calibration: torch.Tensor | None = None,
+    min_snr_db: float | None = None,
+    min_slice_snr_db: float | None = None,
     allow_undelegated: bool = False,
     decoder_id: str = QWEN3_TTS_12HZ,
     force: bool = False,
@@ -100,6 +101,9 @@ def export_artifact(
         context: Frames that a window decodes again in front of the new ones.
         calibration: Codes to choose int8 grids on, int64 ``[frames, codebooks]``; None for seeded
             random ones.
+        min_snr_db: What the artifact must reach overall, in place of its precision's own floor.
+            For int8 this chooses the point on the curve of benchmarks/quantization.md.
+        min_slice_snr_db: The same for the worst 80 ms.
         allow_undelegated: Accept products that ExecuTorch's accelerator did not take.
         decoder_id: Name of the codec; a client refuses a stream that announces another.
         force: Replace an artifact that is there.
@@ -115,16 +119,23 @@ def export_artifact(
     """
     sizes = Ramp(tuple(ramp)).sizes
     _check_settings(runtime, precision, mode, sizes, context, calibration)
+    floor = FLOORS[precision].replaced(min_snr_db, min_slice_snr_db)
     check_replaceable(Path(out).absolute(), force=force)  # before minutes of work
     target = load_target(runtime)
     found = resolve_checkpoint(checkpoint)  # a download shows its own progress
     with stage("load the checkpoint"):
         source = load_checkpoint(found.folder)
     step = StepDecoder(source.decoder)
-    quantization: dict[str, Any] | None = None
+    quantization: Quantization | None = None
     if precision == "int8":
         with stage("choose the layers that stand int8"):
-            quantization = quantize_step(step, source.decoder, calibration=calibration).to_json()
+            quantization = quantize_step(
+                step,
+                source.decoder,
+                calibration=calibration,
+                min_snr_db=floor.snr_db,
+                min_slice_snr_db=floor.slice_snr_db,
+            )
     elif precision == "fp16":
         store_half(step)
     with writing_artifact(out, force=force) as folder:
@@ -158,18 +169,22 @@ def export_artifact(
                 files=_describe_files(folder),
                 made_with={"codecstream": codecstream.__version__, **written.made_with},
                 source={"weights_sha256": source.weights_sha256, **found.source},
-                quantization=quantization,
+                quantization=None if quantization is None else quantization.to_json(),
                 delegation=None if written.delegation is None else written.delegation.to_json(),
             )
             write_manifest(folder, manifest, UNVERIFIED_NAME)
         with stage("reload from disk"):
             loaded = load_artifact(open_artifact(folder, manifest_name=UNVERIFIED_NAME))
         with stage("compare with the eager decoder"):
-            floor = FLOORS[precision]
-            if mode == "stateful":
-                parity = check_parity(loaded, source.decoder, sizes, floor)
-            else:
-                parity = check_windows(loaded, source.decoder, sizes, context, floor)
+            try:
+                if mode == "stateful":
+                    parity = check_parity(loaded, source.decoder, sizes, floor)
+                else:
+                    parity = check_windows(loaded, source.decoder, sizes, context, floor)
+            except ParityError as error:
+                if quantization is None:
+                    raise
+                raise ParityError(f"{error}; {quantization.explain()}") from error
         with stage("time it"):
             real_time = check_real_time(loaded, max(sizes))
         del loaded

@@ -37,6 +37,14 @@ class Floor:
     slice_snr_db: float  # a quiet slice has the same noise under less signal
     frames: int
 
+    def replaced(self, snr_db: float | None, slice_snr_db: float | None) -> Floor:
+        """Return this floor with what is given in place of its own figures."""
+        return Floor(
+            self.snr_db if snr_db is None else snr_db,
+            self.slice_snr_db if slice_snr_db is None else slice_snr_db,
+            self.frames,
+        )
+
 
 FLOORS = {
     "fp32": Floor(90.0, 80.0, 220),  # three attention windows of 72 frames, and a tail

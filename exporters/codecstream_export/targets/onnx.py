@@ -15,6 +15,7 @@ import torch
 from torch.export import ExportedProgram
 
 from codecstream.manifest import TensorEntry, WindowEntry
+from codecstream_export.onnx_conv2d import use_conv2d
 from codecstream_export.onnx_int8 import use_unsigned_activations
 from codecstream_export.step import StepDecoder
 from codecstream_export.targets import Written
@@ -77,6 +78,7 @@ def _translate(
     assert result is not None
     result.model.ir_version = IR_VERSION
     _forget_origin(result.model)
+    use_conv2d(result.model)
     use_unsigned_activations(result.model)
     return result.model
 

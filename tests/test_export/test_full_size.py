@@ -34,7 +34,7 @@ def test_full_size_exports_and_streams(tmp_path: Path) -> None:
     assert sum(entry.bytes for entry in manifest.files.values()) <= 1.01 * weights
     assert {order: p["snr_db"] >= 90 for order, p in manifest.parity.items()} == {
         "ramp": True,
-        "random": True,
+        "every size": True,
     }
 
     eager = load_checkpoint(model).decoder

@@ -21,7 +21,8 @@ from codecstream.artifact import open_artifact  # noqa: E402
 EXPORTER = """
 import json, os, shutil, signal, sys
 from pathlib import Path
-from codecstream_export import cli, export, onnx_target
+from codecstream_export import cli, export
+from codecstream_export.targets import Written, onnx as target
 
 artifact, checkpoint, out, files, *more = sys.argv[1:]
 
@@ -29,18 +30,18 @@ def die_after(number):
     if number == int(files):
         os.kill(os.getpid(), signal.SIGKILL)
 
-def write_onnx(program, step, folder):
+def write_step(step, folder, largest):
     shutil.copy(Path(artifact) / "decoder.onnx", folder)
     die_after(1)
-    return json.loads((Path(artifact) / "manifest.json").read_text())["made_with"]
+    made_with = json.loads((Path(artifact) / "manifest.json").read_text())["made_with"]
+    return Written(program="decoder.onnx", made_with=made_with)
 
 def write_manifest(folder, manifest, *name):
     plain(folder, manifest, *name)
     die_after(2 if name else 3)
 
 plain = export.write_manifest
-onnx_target.export_program = lambda *args, **kwargs: None
-onnx_target.write_onnx = write_onnx
+target.write_step = write_step
 export.write_manifest = write_manifest
 sys.exit(cli.main(["--checkpoint", checkpoint, "--runtime", "onnx", "--out", out, *more]))
 """

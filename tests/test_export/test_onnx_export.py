@@ -28,10 +28,11 @@ from codecstream_export import (  # noqa: E402
     StepDecoder,
     export,
     export_artifact,
-    onnx_target,
     verify,
 )
 from codecstream_export.cli import main  # noqa: E402
+from codecstream_export.targets import Written  # noqa: E402
+from codecstream_export.targets import onnx as onnx_target  # noqa: E402
 
 GRAPH_OVERHEAD_BYTES = 250_000  # names, shapes and nodes; does not grow with the weights
 
@@ -51,12 +52,11 @@ def quick(monkeypatch: pytest.MonkeyPatch, tiny_artifact: Path) -> None:
     """Copy the program that is there instead of tracing it again; all else is as ever."""
     made_with = json.loads((tiny_artifact / "manifest.json").read_text())["made_with"]
 
-    def write_onnx(program: object, step: StepDecoder, folder: Path) -> dict[str, str]:
+    def write_step(step: StepDecoder, folder: Path, largest: int) -> Written:
         shutil.copy(tiny_artifact / "decoder.onnx", folder)
-        return made_with
+        return Written(program="decoder.onnx", made_with=made_with)
 
-    monkeypatch.setattr(onnx_target, "export_program", lambda step: None)
-    monkeypatch.setattr(onnx_target, "write_onnx", write_onnx)
+    monkeypatch.setattr(onnx_target, "write_step", write_step)
 
 
 def command(checkpoint: Path, out: Path, *more: str) -> int:
@@ -157,7 +157,7 @@ def test_manifest_says_where_it_comes_from_and_how_good_it_is(
     assert manifest["made_with"]["codecstream"] == codecstream.__version__
     assert manifest["made_with"]["torch"] == torch.__version__
     assert manifest["made_with"]["onnx"] == onnx.__version__
-    for order in ("ramp", "random"):
+    for order in ("ramp", "every size"):
         parity = manifest["parity"][order]
         assert parity["frames"] > 2 * 72
         assert parity["snr_db"] >= parity["min_snr_db"] == 90.0
@@ -285,7 +285,7 @@ def test_an_artifact_that_falls_short_is_not_kept(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(verify, "MIN_SNR_DB", 200.0)
+    monkeypatch.setitem(verify.FLOORS, "fp32", verify.Floor(200.0, 200.0, 150))
     with pytest.raises(ParityError, match=r"in ramp order: .* dB overall .at least 200 needed"):
         export_artifact(tiny_checkpoint, tmp_path / "out")
     assert command(tiny_checkpoint, tmp_path / "out") == 1

@@ -13,7 +13,7 @@ import importlib.metadata
 import importlib.util
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -66,6 +66,9 @@ def load_windows(artifact: Artifact, threads: int) -> dict[int, WindowCall]:
         outputs = [(_FLOAT32, (manifest.geometry.samples_per_frame * window.frames,))]
         method = files[window.program].method(window.method, inputs, outputs)
         calls[window.frames] = _Window(method)
+    smallest = manifest.windows[0]
+    codes = np.zeros((1, codebooks, context + smallest.frames), np.int64)
+    files[smallest.program].try_out(lambda: calls[smallest.frames](codes, np.ones(1, np.int64)))
     return calls
 
 
@@ -88,6 +91,8 @@ class ExecutorchProgram:
         self._method = loaded.method(
             "forward", [(_INT64, codes), *state], [(_FLOAT32, pcm), *state]
         )
+        one_frame = np.zeros((1, manifest.geometry.codebooks), np.int64)
+        loaded.try_out(lambda: self.step(one_frame, self._initial))
 
     def initial_state(self) -> State:
         """Return the state of a new stream."""
@@ -146,6 +151,13 @@ class _Loaded:
                     f"export again"
                 )
         return _Method(self._backend, self._program, call, self._lock)
+
+    def try_out(self, call: Callable[[], object]) -> None:
+        """Run a call at once: a method's operators and delegates are looked up only then."""
+        try:
+            call()
+        except DecoderError as error:
+            raise self._cannot_load(error) from error
 
     def _cannot_load(self, error: Exception) -> ArtifactError:
         made_with = self._artifact.manifest.made_with.get("executorch", "an unknown version")

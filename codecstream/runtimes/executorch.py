@@ -10,10 +10,10 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.metadata
-import importlib.util
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -300,13 +300,13 @@ def _find_backend() -> _Backend:
     for make in (_NumpyBackend, _OfficialBackend):
         try:
             return make()
-        except (ImportError, OSError) as error:  # OSError: a native library does not load
+        except (ImportError, OSError, AttributeError) as error:
+            # OSError: a native library does not load. AttributeError: something else of that name.
             tried.append(first_line(error))
-    installed = [
-        f"{name} {importlib.metadata.version(name)}"
-        for name in ("executorch-numpy-runtime", "executorch", "torch", "numpy")
-        if importlib.util.find_spec(name.replace("-", "_"))
-    ]
+    installed = []
+    for name in ("executorch-numpy-runtime", "executorch", "torch", "numpy"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            installed.append(f"{name} {importlib.metadata.version(name)}")
     raise MissingDependencyError(
         f"this artifact needs ExecuTorch ({'; '.join(tried)}; installed: {', '.join(installed)}): "
         f"pip install 'codecstream[executorch]' under Python 3.12 or newer, or "

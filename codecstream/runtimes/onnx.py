@@ -119,9 +119,10 @@ class _OnnxWindow:
 def _import() -> Any:
     try:
         import onnxruntime
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # OSError: a native library of it does not load
         raise MissingDependencyError(
-            f"this artifact needs onnxruntime ({error}): pip install 'codecstream[onnx]'"
+            f"this artifact needs onnxruntime ({first_line(error)}): "
+            f"pip install 'codecstream[onnx]'"
         ) from error
     return onnxruntime
 

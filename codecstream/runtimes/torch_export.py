@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 import zipfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 from codecstream.artifact import Artifact
 from codecstream.errors import ArtifactError, DecoderError, MissingDependencyError
 from codecstream.geometry import CodecGeometry
+from codecstream.manifest import Manifest
 from codecstream.runtimes import WindowCall
 from codecstream.runtimes.interface import describe, first_line, is_newer, read_interface
 
@@ -143,10 +146,11 @@ def _open(torch: Any, artifact: Artifact, path: Path) -> Any:
             f"install torch {made_with.partition('+')[0]} or newer, or export again"
         )
     try:
-        _refuse_pickles(path)
+        _refuse_code(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of its own deprecated calls
-            module = torch.export.load(str(path)).module(check_guards=False)
+            program = torch.export.load(str(path))
+            module = program.module(check_guards=False)
             with torch.inference_mode():
                 _widen_weights(torch, module)
     except Exception as error:  # from the archive, the JSON in it, or torch itself
@@ -154,7 +158,36 @@ def _open(torch: Any, artifact: Artifact, path: Path) -> Any:
             f"{path.name} is not a program that torch {running} can load ({first_line(error)}); "
             f"made with torch {made_with}: copy the artifact again, or export it again"
         ) from error
+    if artifact.manifest.mode == "stateful":
+        _check_signature(program, artifact.manifest)
     return module
+
+
+def _check_signature(program: Any, manifest: Manifest) -> None:
+    """Compare what the manifest declares with what the program has, before anything runs."""
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    signature = program.graph_signature
+    for kind, names, declared in (
+        ("input", signature.user_inputs, manifest.inputs),
+        ("output", signature.user_outputs, manifest.outputs),
+    ):
+        if len(names) != len(declared):
+            raise ArtifactError(
+                f"the program has {len(names)} {kind}s, the manifest {len(declared)}: export again"
+            )
+        for name, item in zip(names, declared, strict=True):
+            have = str(values[name].dtype).removeprefix("torch."), _fixed(values[name].shape)
+            want = item.dtype, _fixed(item.shape)
+            if have != want:
+                raise ArtifactError(
+                    f"{kind} {item.name!r} is {have} in the program and {want} in the manifest: "
+                    f"export again"
+                )
+
+
+def _fixed(shape: Sequence[Any]) -> list[int | None]:
+    """Return the lengths that do not depend on the number of frames, None for the others."""
+    return [length if isinstance(length, int) else None for length in shape]
 
 
 def _widen_weights(torch: Any, module: Any) -> None:
@@ -192,21 +225,46 @@ def _forget(module: Any, target: str) -> None:
     delattr(_attribute(module, ".".join(path)) if path else module, name)
 
 
-def _refuse_pickles(path: Path) -> None:
-    """Raise ArtifactError where loading ``path`` would unpickle objects, which can run code.
+def _refuse_code(path: Path) -> None:
+    """Raise ArtifactError where loading ``path`` could run code that somebody put into it.
 
-    The exporter writes tensors as plain bytes; the archive allows more.
+    The exporter writes tensors as plain bytes and sizes as sums and products. The archive allows
+    more: torch unpickles objects, and has a size that is no number evaluated as Python.
     """
     with zipfile.ZipFile(path) as archive:
         for entry in archive.infolist():
             parts = entry.filename.split("/")
             if "aotinductor" in parts or ("sample_inputs" in parts and entry.file_size):
                 raise ArtifactError(f"it holds {parts[-2]}, which no decoder artifact has")
-            if not parts[-1].endswith("_config.json"):
-                continue
-            for item in msgspec.json.decode(archive.read(entry))["config"].values():
-                name = item.get("path_name", "")
-                if item.get("use_pickle") or not name.startswith(("weight_", "tensor_")):
-                    raise ArtifactError(
-                        f"it holds {name!r} as a pickled object, which can run code"
-                    )
+            if parts[-1].endswith("_config.json"):
+                for item in msgspec.json.decode(archive.read(entry))["config"].values():
+                    name = item.get("path_name", "")
+                    if item.get("use_pickle") or not name.startswith(("weight_", "tensor_")):
+                        raise ArtifactError(
+                            f"it holds {name!r} as a pickled object, which can run code"
+                        )
+            elif "models" in parts:
+                for size in _sizes(msgspec.json.decode(archive.read(entry))):
+                    words = set(re.findall(r"[^\W\d]\w*", size))
+                    if not re.fullmatch(r"[\w\s'(),=+*/-]*", size) or any(
+                        word not in _SIZE_WORDS and not re.fullmatch(r"[su]\d+", word)
+                        for word in words
+                    ):
+                        raise ArtifactError(f"it has {size[:60]!r} for a size, which can run code")
+
+
+_SIZE_WORDS = {"Symbol", "Integer", "Add", "Mul", "Pow", "Mod", "FloorDiv", "Max", "Min"}
+_SIZE_WORDS |= {"positive", "nonnegative", "integer", "True"}
+
+
+def _sizes(document: Any) -> Iterator[str]:
+    """Yield every size in a program's JSON that is an expression."""
+    if isinstance(document, dict):
+        for key, value in document.items():
+            if key == "expr_str":
+                yield str(value)
+            else:
+                yield from _sizes(value)
+    elif isinstance(document, list):
+        for value in document:
+            yield from _sizes(value)

@@ -15,8 +15,11 @@ from codecstream.geometry import CodecGeometry
 from codecstream.manifest import TensorEntry
 from codecstream.runtimes import WindowCall
 from codecstream.runtimes.interface import describe, first_line, read_interface
+from codecstream.runtimes.tensors import read_tensors
 
-__all__ = ["load", "load_windows"]
+__all__ = ["WEIGHTS_NAME", "load", "load_windows"]
+
+WEIGHTS_NAME = "weights.safetensors"  # of all the programs of a windowed artifact
 
 State = tuple[Any, ...]  # of onnxruntime.OrtValue
 
@@ -49,13 +52,23 @@ def load_windows(artifact: Artifact, threads: int) -> dict[int, WindowCall]:
     onnxruntime = _import()
     interface = read_interface(artifact.manifest)
     (count,) = interface.others
+    if WEIGHTS_NAME not in artifact.manifest.files:
+        raise ArtifactError(f"{describe(artifact)} names no {WEIGHTS_NAME}: export again")
+    tensors = read_tensors(artifact.folder / WEIGHTS_NAME)
+    weights = {
+        name: onnxruntime.OrtValue.ortvalue_from_numpy(value) for name, value in tensors.items()
+    }
     calls: dict[int, WindowCall] = {}
     for window in artifact.manifest.windows:
         options = _options(onnxruntime, threads)
+        # One copy for all sessions. Prepacking would make one more per session.
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        for name, value in weights.items():
+            options.add_initializer(name, value)
         path = artifact.folder / window.program
         session = _open(onnxruntime, artifact, path, options)
         names = interface.codes, count, interface.pcm
-        calls[window.frames] = _OnnxWindow(session, *names)
+        calls[window.frames] = _OnnxWindow(session, weights, _run_options(onnxruntime), *names)
     return calls
 
 
@@ -102,15 +115,20 @@ class OnnxProgram:
 class _OnnxWindow:
     """One windowed program; its arguments are those of :data:`codecstream.runtimes.WindowCall`."""
 
-    def __init__(self, session: Any, codes: str, count: str, pcm: str) -> None:
-        self._session = session
+    def __init__(
+        self, session: Any, weights: Any, run_options: Any, codes: str, count: str, pcm: str
+    ) -> None:
+        self._session, self._run_options = session, run_options
+        self._weights = weights  # the session borrows them
         self._codes, self._count, self._pcm = codes, count, pcm
 
     def __call__(
         self, codes: NDArray[np.int64], frames_real: NDArray[np.int64]
     ) -> NDArray[np.float32]:
         try:
-            (pcm,) = self._session.run([self._pcm], {self._codes: codes, self._count: frames_real})
+            (pcm,) = self._session.run(
+                [self._pcm], {self._codes: codes, self._count: frames_real}, self._run_options
+            )
         except Exception as error:  # onnxruntime raises a class of its own per status code
             raise DecoderError(f"onnxruntime: {first_line(error)}") from error
         return np.asarray(pcm, dtype=np.float32)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
+import json
+import struct
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir
 import onnxscript
 import torch
+from safetensors.numpy import save_file
 from torch.export import ExportedProgram
 
 from codecstream.manifest import TensorEntry, WindowEntry
+from codecstream.runtimes.onnx import WEIGHTS_NAME
 from codecstream_export.onnx_conv2d import use_conv2d
 from codecstream_export.onnx_int8 import use_unsigned_activations
 from codecstream_export.step import StepDecoder
@@ -35,9 +38,7 @@ PROGRAM_NAME = "decoder.onnx"
 # exporter's translations start at 18), so that old runtimes on devices can read the file.
 OPSET_VERSION = 18
 IR_VERSION = 8
-WEIGHTS_NAME = "weights.bin"
 MIN_SHARED_BYTES = 1024  # smaller tensors stay in the graph
-ALIGNMENT = 64  # of a tensor in the weights file, so that a runtime can use it where it lies
 
 
 def write_step(step: StepDecoder, folder: Path, largest: int) -> Written:
@@ -49,15 +50,18 @@ def write_step(step: StepDecoder, folder: Path, largest: int) -> Written:
 
 def write_windows(windows: Mapping[int, WindowDecoder], context: int, folder: Path) -> Written:
     """Write ``decoder.N.onnx`` per size, and the weights of all of them in one file."""
+    models = {}
+    for frames, window in windows.items():
+        program = trace_window(window, window, context)
+        models[frames] = _translate(program, *window_interface(window.step)[:2])
+    shared = _shared_tensors(models.values())
+    places = _write_tensors(shared, folder / WEIGHTS_NAME)
     entries = []
-    with _SharedWeights(folder / WEIGHTS_NAME) as weights:
-        for frames, window in windows.items():
-            name = f"decoder.{frames}.onnx"
-            program = trace_window(window, window, context)
-            model = _translate(program, *window_interface(window.step)[:2])
-            weights.take(model)
-            onnx_ir.save(model, folder / name)
-            entries.append(WindowEntry(frames=frames, program=name))
+    for frames, model in models.items():
+        name = f"decoder.{frames}.onnx"
+        _point_to(model, places, folder)
+        onnx_ir.save(model, folder / name)
+        entries.append(WindowEntry(frames=frames, program=name))
     return Written(windows=entries, made_with=_versions())
 
 
@@ -106,47 +110,43 @@ def _forget_origin(model: Any) -> None:
         value.metadata_props.clear()
 
 
-class _SharedWeights:
-    """A file of weights for several models; equal tensors are written once."""
+def _shared_tensors(models: Iterable[Any]) -> dict[str, Any]:
+    """Return the large tensors that have one name and one content in all models."""
+    first, *others = (_large_tensors(model) for model in models)
+    return {
+        name: tensor
+        for name, tensor in first.items()
+        if all(name in other and other[name].tobytes() == tensor.tobytes() for other in others)
+    }
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offsets: dict[bytes, int] = {}
-        self._end = 0
-        self._file: BinaryIO
 
-    def __enter__(self) -> _SharedWeights:
-        self._file = self._path.open("wb")
-        return self
+def _large_tensors(model: Any) -> dict[str, Any]:
+    values = model.graph.initializers.values()
+    return {v.name: v.const_value for v in values if v.const_value.nbytes >= MIN_SHARED_BYTES}
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._file.close()
 
-    def take(self, model: Any) -> None:
-        """Move the model's large tensors into the file."""
-        for value in model.graph.initializers.values():
-            tensor = value.const_value
-            if tensor.nbytes < MIN_SHARED_BYTES:
-                continue
+def _write_tensors(tensors: Mapping[str, Any], path: Path) -> dict[str, tuple[int, int]]:
+    """Write a safetensors file; return offset and length of each tensor in it, in bytes."""
+    # It writes an array's memory as it lies, so a transposed view would come out wrong.
+    arrays = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in tensors.items()}
+    save_file(arrays, path)
+    with path.open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(size))
+    header.pop("__metadata__", None)
+    spans = {name: entry["data_offsets"] for name, entry in header.items()}
+    return {name: (8 + size + start, end - start) for name, (start, end) in spans.items()}
+
+
+def _point_to(model: Any, places: Mapping[str, tuple[int, int]], folder: Path) -> None:
+    """Let the model's tensors that are in the weights file refer to it."""
+    for value in model.graph.initializers.values():
+        if value.name in places:
             value.const_value = onnx_ir.ExternalTensor(
-                self._path.name,
-                self._store(tensor.tobytes()),
-                tensor.nbytes,
-                tensor.dtype,
-                shape=tensor.shape,
+                WEIGHTS_NAME,
+                *places[value.name],
+                value.const_value.dtype,
+                shape=value.const_value.shape,
                 name=value.name,
-                base_dir=self._path.parent,
+                base_dir=folder,
             )
-
-    def _store(self, data: bytes) -> int:
-        key = hashlib.sha256(data).digest()
-        if key not in self._offsets:
-            self._end = self._file.seek(-(-self._end // ALIGNMENT) * ALIGNMENT)
-            self._offsets[key] = self._end
-            self._end += self._file.write(data)
-        return self._offsets[key]

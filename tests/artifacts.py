@@ -9,6 +9,7 @@ give every change of the exporter a new one. Without the variable a folder lasts
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import random
 import warnings
@@ -127,6 +128,10 @@ class Store:
         recipe = RECIPES[name]
         folder = self.folder / name.replace(" ", "-")
         if not (folder / "manifest.json").is_file():
+            if importlib.util.find_spec("torch") is None:
+                skip_or_fail(
+                    recipe.runtime, f"{folder.name} is not there, and making it needs torch"
+                )
             checkpoint = self.checkpoint(recipe.layers)
             try:
                 with warnings.catch_warnings():

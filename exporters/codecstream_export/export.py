@@ -93,8 +93,8 @@ def export_artifact(
         checkpoint: A ``speech_tokenizer/`` folder, a folder above it, or an id on the hub.
         out: The artifact's folder.
         runtime: ``onnx``, ``executorch`` or ``torch_export``.
-        precision: ``fp32``; ``fp16``, weights at half the size; ``int8``, the convolutions that
-            stand it computed in int8.
+        precision: ``fp32``; ``fp16``, weights in 16 bits; ``int8``, the convolutions that stand
+            it computed in int8, and for ONNX the other weights in 16 bits.
         mode: ``stateful``, exact; or ``windowed``, an approximation without state, for
             accelerators that need fixed shapes.
         ramp: Chunk sizes in frames that a client will use: for warm-up, and the sizes of windows.
@@ -136,8 +136,8 @@ def export_artifact(
                 min_snr_db=floor.snr_db,
                 min_slice_snr_db=floor.slice_snr_db,
             )
-    elif precision == "fp16":
-        store_half(step)
+    if precision == "fp16" or (precision == "int8" and runtime == "onnx"):
+        store_half(step)  # with int8: what stays in float
     with writing_artifact(out, force=force) as folder:
         with stage(f"trace the decoder and write it for {runtime}"):
             if mode == "stateful":

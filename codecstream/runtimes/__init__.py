@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from codecstream.cpus import usable_cpus
 from codecstream.errors import ArtifactError
 from codecstream.geometry import CodecGeometry
+from codecstream.memory import return_free_memory
 
 if TYPE_CHECKING:
     from codecstream.artifact import Artifact
@@ -107,6 +108,7 @@ def load_program(
     program = load_artifact(artifact, threads)
     if warmup:
         warm_up(program, artifact.manifest.ramp)
+    return_free_memory()
     return program
 
 

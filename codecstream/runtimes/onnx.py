@@ -25,7 +25,11 @@ State = tuple[Any, ...]  # of onnxruntime.OrtValue
 
 # Worker threads that wait for the next chunk by spinning would take a core from everything else
 # on the device; they may spin only while a chunk is being decoded.
-_SESSION_CONFIG = {"session.force_spinning_stop": "1"}
+_SESSION_CONFIG = {
+    "session.force_spinning_stop": "1",
+    # Weights outside the arena, which would round its size up to the next power of two for them.
+    "session.use_device_allocator_for_initializers": "1",
+}
 
 
 def load(artifact: Artifact, threads: int) -> OnnxProgram:

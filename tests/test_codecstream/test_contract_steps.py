@@ -6,6 +6,8 @@ A native call that was made is counted at the place where the runtime's own code
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -261,6 +263,41 @@ def test_bad_audio_is_not_handed_out_and_a_retry_is_as_good_as_new(
     assert equal([*parts, *decoder.finish()], whole)
 
 
+# Threads
+
+# Methods of an ExecuTorch program work in memory that they share.
+ONE_AT_A_TIME = {"executorch"}
+
+
+@pytest.mark.case(20)
+def test_native_calls_overlap_only_where_they_may(
+    runtime: str, program: Program, native: Native, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if native code let other threads run all the time, whether or not it does today."""
+    running, most = [], []
+
+    def run(function: Callable[..., Any], *arguments: Any) -> Any:
+        running.append(None)
+        most.append(len(running))
+        time.sleep(0.05)
+        try:
+            return function(*arguments)
+        finally:
+            running.pop()
+
+    monkeypatch.setattr(native, "_run", run)
+    work = [
+        threading.Thread(target=program.step, args=(CODES[:2], program.initial_state()))
+        for _ in range(4)
+    ]
+    for thread in work:
+        thread.start()
+    for thread in work:
+        thread.join()
+    assert len(most) == 4
+    assert (max(most) == 1) == (runtime in ONE_AT_A_TIME)
+
+
 # Memory
 
 
@@ -291,6 +328,23 @@ def test_arrays_neither_change_later_nor_share_memory(program: Program) -> None:
     )
     assert all(one.stop <= other.start for one, other in itertools.pairwise(ranges))
     assert all(len(pcm) == pcm.base.size if pcm.base is not None else True for pcm in audio)
+
+
+def held_bytes(value: Any) -> int:
+    """Return the size of the memory that a state tensor keeps alive."""
+    if isinstance(value, np.ndarray):
+        base = value if value.base is None else value.base
+        return int(memoryview(base).nbytes)
+    if hasattr(value, "untyped_storage"):
+        return int(value.untyped_storage().nbytes())
+    return as_numpy(value).nbytes  # onnxruntime.OrtValue: always its own
+
+
+def test_a_state_keeps_nothing_else_alive(program: Program) -> None:
+    """A view into a layer's whole input would keep all of that, for as long as the stream rests."""
+    _, state = program.step(CODES[:25], program.initial_state())
+    for value in state:
+        assert held_bytes(value) == as_numpy(value).nbytes
 
 
 def test_a_state_may_be_used_again(program: Program) -> None:

@@ -34,9 +34,9 @@ def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
     try:
         data = np.memmap(path, np.uint8, mode="r")
         (size,) = _LENGTH.unpack(data[:8].tobytes())
-        if size > MAX_HEADER_BYTES:
-            raise ValueError(f"a header of {size} bytes")
         start = 8 + size
+        if size > MAX_HEADER_BYTES or start > len(data):
+            raise ValueError(f"a header of {size} bytes in a file of {len(data)}")
         header = msgspec.json.decode(data[8:start].tobytes(), type=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
         return {

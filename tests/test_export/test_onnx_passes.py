@@ -51,8 +51,10 @@ def test_convolutions_with_taps_are_two_dimensional(tiny_artifact: Path) -> None
 
 def test_16_bit_weights_take_half_the_space(half: Path) -> None:
     tensors = initializers(half / "decoder.onnx").items()
-    # The codebooks have a scale per entry, which at this width is many.
-    large = [t for name, t in tensors if np.prod(t.dims) >= 1024 and not name.endswith("scale")]
+    # The codebooks have a scale per entry, which at this width is many, and the translator folds
+    # what is small beside the published size.
+    large = [t for name, t in tensors if np.prod(t.dims) >= 8192 and not name.endswith("scale")]
+    assert len(large) >= 3
     assert {t.data_type for t in large} <= {onnx.TensorProto.INT16, onnx.TensorProto.FLOAT16}
     parity = open_artifact(half).manifest.parity
     assert all(item["snr_db"] >= 60 and item["min_snr_db"] == 60 for item in parity.values())

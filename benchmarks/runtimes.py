@@ -1,7 +1,7 @@
 """Export the full-size decoder for every runtime and print one table of what came out.
 
     python benchmarks/runtimes.py [--work DIR] [--threads 2] [--repeats 5] [--only NAME ...]
-                                  [--torch-free PYTHON]
+                                  [--export-only] [--torch-free PYTHON]
 
 Each artifact is exported by the command line in a process of its own (which verifies it against
 the eager decoder), and then loaded and timed in another, so that memory is that of a device that
@@ -54,6 +54,8 @@ def main() -> None:
     for name in options.only or ARTIFACTS:
         artifact = options.work / name
         exported = export(artifact, checkpoint, name, again=options.again)
+        if options.export_only:
+            continue
         pythons = [sys.executable]
         if options.torch_free and name.startswith("executorch"):
             pythons.append(options.torch_free)
@@ -170,6 +172,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=ARTIFACTS, metavar="NAME")
     parser.add_argument("--again", action="store_true", help="export what is there already")
+    parser.add_argument("--export-only", action="store_true", help="for timing later, in quiet")
     parser.add_argument("--torch-free", metavar="PYTHON")
     parser.add_argument("--measure", metavar="ARTIFACT", help=argparse.SUPPRESS)
     return parser.parse_args()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from codecstream.errors import MissingDependencyError
 from codecstream.manifest import WindowEntry
 from codecstream_export.step import StepDecoder
+from codecstream_export.tracing import quiet
 from codecstream_export.window import WindowDecoder
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ def load_target(runtime: str) -> Target:
         MissingDependencyError: A tool is not installed; the message has the pip line.
     """
     try:
-        module = importlib.import_module(f"{__name__}.{runtime}")
+        with quiet():  # libraries of theirs that this machine has no use for
+            module = importlib.import_module(f"{__name__}.{runtime}")
     except ImportError as error:
         extra = "export-executorch" if runtime == "executorch" else "export"
         raise MissingDependencyError(

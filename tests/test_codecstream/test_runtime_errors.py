@@ -275,9 +275,10 @@ def test_an_archive_that_would_run_code_is_refused_before(
 ) -> None:
     make, reason = BOMBS[place]
     bomb = Bomb(tmp_path / "made-by-the-archive")
-    rewrite(the_program(pt2), lambda name, data: data)
-    write_program(pt2, the_program(pt2).read_bytes())
-    codecstream.load_program(pt2, threads=1, warmup=False)  # rewriting alone does no harm
+    if place == "sample inputs":  # rewriting alone does no harm
+        rewrite(the_program(pt2), lambda name, data: data)
+        write_program(pt2, the_program(pt2).read_bytes())
+        codecstream.load_program(pt2, threads=1, warmup=False)
     rewrite(the_program(pt2), make(bomb))
     write_program(pt2, the_program(pt2).read_bytes())
     message = refusal(pt2)

@@ -26,10 +26,10 @@ import torch
 
 from codecstream.schedule import Ramp
 from codecstream_export import load_checkpoint
-from codecstream_export.onnx_int8 import use_unsigned_activations
+from codecstream_export.int8.sensitivity import MIN_SLICE_SNR_DB, MIN_SNR_DB, Quantization, Survey
 from codecstream_export.random_weights import random_codes
-from codecstream_export.sensitivity import MIN_SLICE_SNR_DB, MIN_SNR_DB, Quantization, Survey
 from codecstream_export.step import StepDecoder
+from codecstream_export.targets.onnx_int8 import use_unsigned_activations
 from codecstream_parity import slice_snr_db, snr_db
 
 HELD_OUT_SEED = 3003  # neither the calibration's nor the probe's

@@ -27,7 +27,7 @@ from codecstream_export.choices import MODES, PRECISIONS, RUNTIMES
 from codecstream_export.errors import ExportError, ParityError
 from codecstream_export.half import store_half
 from codecstream_export.hub import resolve_checkpoint
-from codecstream_export.sensitivity import Quantization, quantize_step
+from codecstream_export.int8 import Quantization, quantize_step
 from codecstream_export.step import StepDecoder
 from codecstream_export.targets import Written, load_target
 from codecstream_export.tracing import step_interface, window_interface

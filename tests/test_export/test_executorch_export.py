@@ -21,8 +21,8 @@ with warnings.catch_warnings():
     from executorch.exir import to_edge_transform_and_lower
     from executorch.exir.backend.partitioner import Partitioner, PartitionResult
 
-    from codecstream_export.delegation import Delegation, measure_delegation
     from codecstream_export.targets import executorch as target
+    from codecstream_export.targets.delegation import Delegation, measure_delegation
 
 import codecstream  # noqa: E402
 from codecstream_export import (  # noqa: E402

@@ -15,17 +15,15 @@ torch = pytest.importorskip("torch")
 ir = pytest.importorskip("onnx_ir")
 
 from codecstream_export import EagerDecoder, ParityError, StepDecoder  # noqa: E402
-from codecstream_export.equalize import equalize  # noqa: E402
-from codecstream_export.onnx_int8 import use_unsigned_activations  # noqa: E402
-from codecstream_export.quantize import (  # noqa: E402
+from codecstream_export.int8.equalize import equalize  # noqa: E402
+from codecstream_export.int8.layers import (  # noqa: E402
     QuantizedConv1d,
     convolutions,
     observe,
     quantize_layers,
     replaced,
 )
-from codecstream_export.random_weights import TINY, random_codes, random_decoder  # noqa: E402
-from codecstream_export.rounding import (  # noqa: E402
+from codecstream_export.int8.rounding import (  # noqa: E402
     Grid,
     choose_grid,
     choose_weight_scales,
@@ -33,8 +31,10 @@ from codecstream_export.rounding import (  # noqa: E402
     saturation,
     windows,
 )
-from codecstream_export.sensitivity import Survey, quantize_step  # noqa: E402
+from codecstream_export.int8.sensitivity import Survey, quantize_step  # noqa: E402
+from codecstream_export.random_weights import TINY, random_codes, random_decoder  # noqa: E402
 from codecstream_export.step import decode_in_chunks  # noqa: E402
+from codecstream_export.targets.onnx_int8 import use_unsigned_activations  # noqa: E402
 from codecstream_parity import snr_db  # noqa: E402
 
 FRAMES = 12
@@ -56,8 +56,8 @@ def codes(tiny_decoder: EagerDecoder) -> torch.Tensor:
 @pytest.fixture
 def all_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the tiny decoder's widths no layer is worth it: say that moving data is free."""
-    monkeypatch.setattr("codecstream_export.sensitivity.ELEMENT_COST", 0.0)
-    monkeypatch.setattr("codecstream_export.sensitivity.CALIBRATION_FRAMES", 8)
+    monkeypatch.setattr("codecstream_export.int8.sensitivity.ELEMENT_COST", 0.0)
+    monkeypatch.setattr("codecstream_export.int8.sensitivity.CALIBRATION_FRAMES", 8)
 
 
 def levels(step: StepDecoder, codes: torch.Tensor) -> tuple[dict[str, object], dict[str, object]]:
@@ -218,7 +218,7 @@ def test_a_layer_made_sensitive_is_left_out(
         made[victim].weight.copy_(torch.div(made[victim].weight, 40, rounding_mode="floor") * 40)
         return made
 
-    monkeypatch.setattr("codecstream_export.sensitivity.quantize_layers", spoil)
+    monkeypatch.setattr("codecstream_export.int8.sensitivity.quantize_layers", spoil)
     report = quantize_step(StepDecoder(tiny_decoder), tiny_decoder, **LOW_FLOORS)
     assert victim not in report.quantized
     (layer,) = (layer for layer in report.layers if layer.name == victim)
@@ -236,7 +236,7 @@ def test_a_floor_out_of_reach_says_what_the_layers_cost(tiny_decoder: EagerDecod
 def test_a_layer_that_saves_nothing_is_not_tried(
     tiny_decoder: EagerDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("codecstream_export.sensitivity.ELEMENT_COST", 1e6)
+    monkeypatch.setattr("codecstream_export.int8.sensitivity.ELEMENT_COST", 1e6)
     with pytest.raises(ParityError, match="no layer fits"):
         quantize_step(StepDecoder(tiny_decoder), tiny_decoder, **LOW_FLOORS)
 

@@ -21,7 +21,7 @@ from codecstream_export.tracing import quiet
 from codecstream_export.window import WindowDecoder
 
 if TYPE_CHECKING:
-    from codecstream_export.delegation import Delegation
+    from codecstream_export.targets.delegation import Delegation
 
 __all__ = ["Target", "Written", "load_target"]
 

@@ -12,9 +12,9 @@ from executorch.exir import to_edge_transform_and_lower
 from torch.export import ExportedProgram
 
 from codecstream.manifest import WindowEntry
-from codecstream_export.delegation import Delegation, measure_delegation
 from codecstream_export.step import StepDecoder
 from codecstream_export.targets import Written
+from codecstream_export.targets.delegation import Delegation, measure_delegation
 from codecstream_export.tracing import quiet, trace_step, trace_window
 from codecstream_export.window import WindowDecoder
 

@@ -18,10 +18,10 @@ from torch.export import ExportedProgram
 
 from codecstream.manifest import TensorEntry, WindowEntry
 from codecstream.runtimes.onnx import WEIGHTS_NAME
-from codecstream_export.onnx_conv2d import use_conv2d
-from codecstream_export.onnx_int8 import use_unsigned_activations
 from codecstream_export.step import StepDecoder
 from codecstream_export.targets import Written
+from codecstream_export.targets.onnx_conv2d import use_conv2d
+from codecstream_export.targets.onnx_int8 import use_unsigned_activations
 from codecstream_export.tracing import (
     quiet,
     step_interface,

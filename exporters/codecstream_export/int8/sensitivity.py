@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from codecstream_export.eager import EagerDecoder
-from codecstream_export.equalize import equalize
 from codecstream_export.errors import ParityError
-from codecstream_export.quantize import (
+from codecstream_export.int8.equalize import equalize
+from codecstream_export.int8.layers import (
     convolutions,
     observe,
     put,

@@ -4,7 +4,7 @@ A quantised convolution is written as quantise and dequantise operators around a
 its weights stored as int8. ``torch.export`` keeps them, ONNX Runtime runs the group as one
 ``QLinearConv``, XNNPACK as one convolution with a scale per channel: one module for all runtimes.
 
-Which layers are worth it is decided in :mod:`codecstream_export.sensitivity`.
+Which layers are worth it is decided in :mod:`codecstream_export.int8.sensitivity`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.ao.quantization.fx._decomposed  # registers torch.ops.quantized_dec
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from codecstream_export.rounding import (
+from codecstream_export.int8.rounding import (
     WEIGHT_LEVELS,
     Grid,
     choose_grid,

@@ -236,10 +236,11 @@ def _check_delegation(written: Written, allow_undelegated: bool) -> None:
     delegation = written.delegation
     if delegation is None or not delegation.undelegated_products or allow_undelegated:
         return
-    listed = "; ".join(delegation.undelegated_products)
+    products = delegation.undelegated_products
+    listed = "".join(f"\n  {line}" for line in products)
     raise ExportError(
-        f"{delegation.backend} did not take {len(delegation.undelegated_products)} products, which "
-        f"would run in slow reference code: {listed}. --allow-undelegated accepts that"
+        f"{delegation.backend} did not take {len(products)} products, which would run in slow "
+        f"reference code; --allow-undelegated accepts that:{listed}"
     )
 
 

@@ -270,6 +270,8 @@ class _OfficialBackend:
     def set_threads(self, threads: int) -> None:
         if self._bindings._threadpool_get_thread_count() != threads:
             self._bindings._unsafe_reset_threadpool(threads)
+        # Some of its own operators work on torch's pool instead.
+        self._torch.set_num_threads(threads)
 
     def open(self, path: Path) -> Any:
         return self._runtime.load_program(path)

@@ -144,7 +144,7 @@ def test_case_41_a_program_that_nothing_accelerates_is_refused_or_right(
         ExportError, match=r"(?s)xnnpack did not take \d+ products, .*convolution"
     ) as caught:
         export(False)
-    assert "--allow-undelegated" in str(caught.value) and "\n" not in str(caught.value)
+    assert "--allow-undelegated" in str(caught.value).splitlines()[0]
     assert not (tmp_path / "out").exists()
 
     manifest = export(True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,3 +89,11 @@ def eager_pcm(decoder: EagerDecoder, codes: NDArray[np.int64]) -> NDArray[np.flo
 def worst_slice_db(reference: NDArray[np.float32], output: NDArray[np.float32]) -> float:
     """Return the lowest SNR of all 80 ms slices in dB."""
     return float(slice_snr_db(reference, output, SAMPLES).min())
+
+
+def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Rewrite an artifact's manifest after ``change`` was called with what it holds."""
+    path = folder / "manifest.json"
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +17,7 @@ __all__ = [
     "Interface",
     "describe",
     "first_line",
+    "fixed_lengths",
     "is_newer",
     "read_interface",
 ]
@@ -104,6 +107,11 @@ def _minor_release(version: str) -> tuple[int, int] | None:
     major, _, rest = version.partition(".")
     minor = rest.partition(".")[0]
     return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
+
+
+def fixed_lengths(shape: Iterable[Any]) -> list[int | None]:
+    """Return the lengths that do not depend on the number of frames, None for the others."""
+    return [length if isinstance(length, int) else None for length in shape]
 
 
 def first_line(error: BaseException) -> str:

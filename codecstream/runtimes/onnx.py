@@ -14,7 +14,7 @@ from codecstream.errors import ArtifactError, DecoderError, MissingDependencyErr
 from codecstream.geometry import CodecGeometry
 from codecstream.manifest import TensorEntry
 from codecstream.runtimes import WindowCall
-from codecstream.runtimes.interface import describe, first_line, read_interface
+from codecstream.runtimes.interface import describe, first_line, fixed_lengths, read_interface
 from codecstream.runtimes.tensors import read_tensors
 
 __all__ = ["WEIGHTS_NAME", "load", "load_windows"]
@@ -186,8 +186,8 @@ def _open(onnxruntime: Any, artifact: Artifact, path: Path, options: Any) -> Any
 
 def _check_signature(kind: str, declared: Sequence[TensorEntry], actual: Sequence[Any]) -> None:
     """Compare what the manifest declares with what the program has, before anything runs."""
-    have = {item.name: (item.type, _fixed(item.shape)) for item in actual}
-    want = {item.name: (_TYPES.get(item.dtype), _fixed(item.shape)) for item in declared}
+    have = {item.name: (item.type, fixed_lengths(item.shape)) for item in actual}
+    want = {item.name: (_TYPES.get(item.dtype), fixed_lengths(item.shape)) for item in declared}
     for name in sorted(have.keys() | want.keys()):
         if have.get(name) != want.get(name):
             raise ArtifactError(
@@ -197,8 +197,3 @@ def _check_signature(kind: str, declared: Sequence[TensorEntry], actual: Sequenc
 
 
 _TYPES = {"int64": "tensor(int64)", "float32": "tensor(float)"}
-
-
-def _fixed(shape: Sequence[int | str]) -> list[int | None]:
-    """Return the lengths that do not depend on the number of frames, None for the others."""
-    return [length if isinstance(length, int) else None for length in shape]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,13 @@ from codecstream.errors import ArtifactError, DecoderError, MissingDependencyErr
 from codecstream.geometry import CodecGeometry
 from codecstream.manifest import Manifest
 from codecstream.runtimes import WindowCall
-from codecstream.runtimes.interface import describe, first_line, is_newer, read_interface
+from codecstream.runtimes.interface import (
+    describe,
+    first_line,
+    fixed_lengths,
+    is_newer,
+    read_interface,
+)
 
 WEIGHTS_NAME = "weights.pt"
 
@@ -176,18 +182,13 @@ def _check_signature(program: Any, manifest: Manifest) -> None:
                 f"the program has {len(names)} {kind}s, the manifest {len(declared)}: export again"
             )
         for name, item in zip(names, declared, strict=True):
-            have = str(values[name].dtype).removeprefix("torch."), _fixed(values[name].shape)
-            want = item.dtype, _fixed(item.shape)
+            have = str(values[name].dtype).removeprefix("torch."), fixed_lengths(values[name].shape)
+            want = item.dtype, fixed_lengths(item.shape)
             if have != want:
                 raise ArtifactError(
                     f"{kind} {item.name!r} is {have} in the program and {want} in the manifest: "
                     f"export again"
                 )
-
-
-def _fixed(shape: Sequence[Any]) -> list[int | None]:
-    """Return the lengths that do not depend on the number of frames, None for the others."""
-    return [length if isinstance(length, int) else None for length in shape]
 
 
 def _widen_weights(torch: Any, module: Any) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import LedgerProgram, make_codes
+from support import LedgerProgram, edit_manifest, make_codes
 
 import codecstream
 from codecstream import ArtifactError, MissingDependencyError
@@ -77,13 +77,6 @@ def folder(tmp_path: Path) -> Path:
     }
     (tmp_path / "manifest.json").write_text(json.dumps(document))
     return tmp_path
-
-
-def edit_manifest(folder: Path, change: Callable[[Document], object]) -> None:
-    path = folder / "manifest.json"
-    document = json.loads(path.read_text())
-    change(document)
-    path.write_text(json.dumps(document))
 
 
 def flip_byte(path: Path) -> None:

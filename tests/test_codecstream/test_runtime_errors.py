@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from artifacts import Store
+from support import edit_manifest
 
 import codecstream
 from codecstream import ArtifactError, MissingDependencyError
@@ -54,13 +55,6 @@ def running_executorch() -> str | None:
         with suppress(importlib.metadata.PackageNotFoundError):
             return f"{package} {importlib.metadata.version(package)}"
     return None
-
-
-def edit_manifest(folder: Path, change: Callable[[Document], object]) -> None:
-    path = folder / "manifest.json"
-    document = json.loads(path.read_text())
-    change(document)
-    path.write_text(json.dumps(document))
 
 
 def the_program(folder: Path) -> Path:

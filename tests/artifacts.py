@@ -12,8 +12,10 @@ import dataclasses
 import importlib.util
 import os
 import random
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +26,7 @@ from numpy.typing import NDArray
 from support import eager_pcm, make_codes
 
 from codecstream import MissingDependencyError
+from codecstream.locks import try_lock
 
 if TYPE_CHECKING:
     from codecstream_export import EagerDecoder
@@ -124,6 +127,10 @@ class Store:
 
     def artifact(self, name: str) -> Path:
         """Return the folder of an artifact; tests must not write into it."""
+        with self._alone(name):
+            return self._artifact(name)
+
+    def _artifact(self, name: str) -> Path:
         recipe = RECIPES[name]
         folder = self.folder / name.replace(" ", "-")
         if not (folder / "manifest.json").is_file():
@@ -151,13 +158,14 @@ class Store:
     def checkpoint(self, layers: int = 8) -> Path:
         """Return the folder of the tiny decoder's checkpoint."""
         folder = self.folder / f"checkpoint-{layers}" / "speech_tokenizer"
-        if not folder.is_dir():
-            decoder = self.decoder(layers)
-            from codecstream_export import save_checkpoint
+        with self._alone(f"checkpoint-{layers}"):
+            if not folder.is_dir():
+                decoder = self.decoder(layers)
+                from codecstream_export import save_checkpoint
 
-            part = folder.with_name(f"{os.getpid()}")
-            save_checkpoint(part, decoder)
-            part.rename(folder)
+                part = folder.with_name(f"{os.getpid()}")
+                save_checkpoint(part, decoder)
+                part.rename(folder)
         return folder
 
     def decoder(self, layers: int = 8) -> EagerDecoder:
@@ -173,14 +181,23 @@ class Store:
     def reference(self, name: str, layers: int = 8) -> Reference:
         """Return a reference by its name in REFERENCES."""
         paths = [self.folder / f"{name}-{layers}.{part}.npy" for part in ("codes", "pcm")]
-        if not paths[1].is_file():  # the last that is written
-            made = REFERENCES[name](self.decoder(layers))
-            for path, array in zip(paths, (made.codes, made.pcm), strict=True):
-                part = path.with_suffix(f".{os.getpid()}.npy")
-                np.save(part, array)
-                part.replace(path)
+        with self._alone(f"{name}-{layers}"):
+            if not paths[1].is_file():  # the last that is written
+                made = REFERENCES[name](self.decoder(layers))
+                for path, array in zip(paths, (made.codes, made.pcm), strict=True):
+                    part = path.with_suffix(f".{os.getpid()}.npy")
+                    np.save(part, array)
+                    part.replace(path)
         codes, pcm = (np.load(path) for path in paths)
         return Reference(codes, pcm)
+
+    @contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """Wait until no other process makes what is called ``name``."""
+        with (self.folder / f".{name}.lock").open("ab") as file:
+            while not try_lock(file):
+                time.sleep(0.1)
+            yield
 
 
 def skip_or_fail(runtime: str, reason: str) -> None:

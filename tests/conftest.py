@@ -37,8 +37,13 @@ def ledger_program() -> LedgerProgram:
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """Artifacts and references by name."""
-    folder = os.environ.get(FOLDER_VARIABLE)
-    return Store(Path(folder).absolute() if folder else tmp_path_factory.mktemp("artifacts"))
+    if folder := os.environ.get(FOLDER_VARIABLE):
+        return Store(Path(folder).absolute())
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return Store(tmp_path_factory.mktemp("artifacts"))
+    shared = tmp_path_factory.getbasetemp().parent / "artifacts"  # by the workers of one session
+    shared.mkdir(exist_ok=True)
+    return Store(shared)
 
 
 @pytest.fixture(scope="session", params=list(PACKAGES))

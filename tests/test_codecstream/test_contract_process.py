@@ -21,6 +21,7 @@ from codecstream import Program
 
 CODES = make_codes(10)
 
+
 def run(code: str, *arguments: str | Path, cpu: int | None = None) -> dict[str, Any]:
     """Run ``code`` in a process of its own; return the JSON that it prints last."""
     command = [sys.executable, "-c", code, *map(str, arguments)]

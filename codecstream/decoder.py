@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,6 +25,9 @@ from codecstream.codes import check_codes
 from codecstream.errors import DecoderStateError, OutputError
 from codecstream.runtimes import Program
 from codecstream.schedule import DEFAULT_RAMP, Ramp
+
+if TYPE_CHECKING:
+    from codecstream.sampling import SampleRecorder, UtteranceSampler
 
 __all__ = ["StreamDecoder"]
 
@@ -39,13 +43,22 @@ class StreamDecoder:
     Args:
         program: From :func:`codecstream.load_program`.
         schedule: Frames per chunk; the last size repeats.
+        sampler: Keeps codes and sound of some utterances, for a check later; None for none.
 
     Raises:
         ValueError: The schedule is empty or not positive, or asks for more than the program takes.
     """
 
-    def __init__(self, program: Program, schedule: Ramp | Iterable[int] = DEFAULT_RAMP) -> None:
+    def __init__(
+        self,
+        program: Program,
+        schedule: Ramp | Iterable[int] = DEFAULT_RAMP,
+        *,
+        sampler: UtteranceSampler | None = None,
+    ) -> None:
         self._program = program
+        self._sampler = sampler
+        self._recorder: SampleRecorder | None = None
         self._ramp = Ramp.of(schedule)
         largest = max(self._ramp.sizes)
         if program.max_frames is not None and largest > program.max_frames:
@@ -57,8 +70,10 @@ class StreamDecoder:
 
     def reset(self) -> None:
         """Drop frames and state; bit for bit a new decoder."""
+        self._end_sample(complete=False)
         self._state = self._program.initial_state()
         self._pending = _FrameQueue()
+        self._begun = False
         self._finishing = False
         self._chunks = 0
         self._frames = 0
@@ -133,6 +148,9 @@ class StreamDecoder:
         for start in range(0, len(checked), largest):
             _, state = self._step(checked[start : start + largest], state)
         self._state = state
+        self._begin_sample()
+        if self._recorder is not None:
+            self._recorder.prime(checked)
 
     def _require_open(self, call: str) -> None:
         if self._finishing:
@@ -142,12 +160,28 @@ class StreamDecoder:
         pending = self._pending
         while self.chunk_ready and pending is self._pending:  # reset() ends older iterators
             size = min(self._ramp.size(self._chunks), pending.frames)
-            pcm, state = self._step(pending.peek(size), self._state)
+            codes = pending.peek(size)
+            pcm, state = self._step(codes, self._state)
             self._state = state
             pending.drop(size)
             self._chunks += 1
             self._frames += size
+            self._begin_sample()
+            if self._recorder is not None:
+                self._recorder.chunk(codes, pcm)
             yield pcm
+        if self._finishing and not self.frames_pending and pending is self._pending:
+            self._end_sample(complete=True)  # after the last sound was handed out
+
+    def _begin_sample(self) -> None:
+        if self._sampler is not None and not self._begun:
+            self._recorder = self._sampler.begin(self._program)
+        self._begun = True
+
+    def _end_sample(self, *, complete: bool) -> None:
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.end(complete=complete)
 
     def _step(self, codes: NDArray[np.int64], state: object) -> tuple[NDArray[np.float32], object]:
         pcm, after = self._program.step(codes, state)

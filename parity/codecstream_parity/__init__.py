@@ -1,12 +1,27 @@
-"""How close is a device's audio to the eager decoder's.
+"""Prove that a device decodes what the eager decoder decodes.
 
 >>> import numpy as np
->>> from codecstream_parity import snr_db
->>> reference = np.ones(1920, np.float32)
->>> round(snr_db(reference, reference * np.float32(0.9)), 1)
-20.0
+>>> from codecstream_parity import compare
+>>> reference = np.sin(np.arange(19_200) / 7).astype(np.float32)
+>>> report = compare(reference, reference)
+>>> report.passed, report.exact
+(True, True)
+
+The command ``codecstream-parity`` decodes and compares; ``compare`` is for sound that you have.
 """
 
-from codecstream_parity.measures import slice_snr_db, snr_db
+from codecstream_parity.floors import FLOORS, Floors
+from codecstream_parity.measures import Seam, align, slice_snr_db, snr_db
+from codecstream_parity.report import Report, Slice, compare
 
-__all__ = ["slice_snr_db", "snr_db"]
+__all__ = [
+    "FLOORS",
+    "Floors",
+    "Report",
+    "Seam",
+    "Slice",
+    "align",
+    "compare",
+    "slice_snr_db",
+    "snr_db",
+]

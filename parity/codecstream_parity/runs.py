@@ -1,0 +1,237 @@
+"""Decode an utterance in some order of chunks, and compare it with a reference as it comes."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codecstream.decoder import StreamDecoder
+from codecstream.errors import CodecStreamError
+from codecstream.geometry import CodecGeometry
+from codecstream.runtimes import Program
+from codecstream.schedule import Ramp
+from codecstream_parity.floors import Floors
+from codecstream_parity.measures import Measured, Signals, align
+from codecstream_parity.references import Reference, WavReference, decode_pieces
+from codecstream_parity.report import Report, judge, seams_of
+
+__all__ = ["Run", "check_program", "compare_pieces", "random_chunks"]
+
+Progress = Callable[[int], None]
+
+KEEP_S = 60.0  # of both signals, for plots and for listening
+RESET_FRAMES = 60
+# A window has forgotten what lies more than its context back: more frames show nothing new.
+WINDOWED_RANDOM_FRAMES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One decoding of an utterance, compared.
+
+    Attributes:
+        name: ``schedule``, ``random partition``, ``after reset``, or a recorded utterance's.
+        chunks: Frames per chunk.
+        report: The figures.
+        failure: Why the decoder stopped early, or None.
+        reference: The first minute of the reference, float32 ``[samples]``.
+        output: The same of the output.
+    """
+
+    name: str
+    chunks: tuple[int, ...]
+    report: Report
+    failure: str | None
+    reference: NDArray[np.float32] = dataclasses.field(repr=False)
+    output: NDArray[np.float32] = dataclasses.field(repr=False)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it does not pass."""
+        failure = () if self.failure is None else (f"the decoder failed: {self.failure}",)
+        return (*failure, *self.report.reasons)
+
+
+def check_program(
+    program: Program,
+    reference: Reference,
+    codes: NDArray[np.int64],
+    schedule: Sequence[int],
+    floors: Floors,
+    *,
+    seed: int = 0,
+    random_frames: int | None = None,
+    schedule_only: bool = False,
+    progress: Progress = lambda frames: None,
+) -> Iterator[Run]:
+    """Yield the runs that a program has to pass, each when it is done.
+
+    The schedule that a client uses; the beginning once more on the same decoder, after a reset; and
+    chunks of random sizes on a new one. Any of the three can go wrong alone.
+
+    Args:
+        program: The program.
+        reference: What it should compute.
+        codes: int64 ``[frames, codebooks]``.
+        schedule: Frames per chunk; the last size repeats.
+        floors: What it must reach.
+        seed: Of the random sizes.
+        random_frames: Frames of the last run; None for all, 0 for no such run.
+        schedule_only: Leave the other two runs out.
+        progress: See :func:`compare_pieces`.
+    """
+    ramp = Ramp.of(schedule)
+    decoder = StreamDecoder(program, ramp)
+
+    def run(name: str, decoder: StreamDecoder, codes: NDArray[np.int64], chunks: list[int]) -> Run:
+        pieces = decode_pieces(decoder, codes)
+        return compare_pieces(
+            name, reference, pieces, codes, chunks, floors, program.geometry, progress
+        )
+
+    yield run("schedule", decoder, codes, ramp.split(len(codes)))
+    if schedule_only:
+        return
+    start = codes[:RESET_FRAMES]
+    decoder.reset()
+    yield run("after reset", decoder, start, ramp.split(len(start)))
+    part = codes if random_frames is None else codes[:random_frames]
+    chunks = random_chunks(len(part), max(ramp.sizes), seed)
+    if chunks:
+        yield run("random partition", StreamDecoder(program, chunks), part, chunks)
+
+
+def random_chunks(frames: int, largest: int, seed: int) -> list[int]:
+    """Return seeded chunk sizes from 1 to ``largest``, together ``frames``."""
+    source = random.Random(seed)
+    sizes: list[int] = []
+    while frames > 0:
+        sizes.append(min(source.randint(1, largest), frames))
+        frames -= sizes[-1]
+    return sizes
+
+
+def compare_pieces(
+    name: str,
+    reference: Reference,
+    output: Iterable[NDArray[np.float32]],
+    codes: NDArray[np.int64],
+    chunks: Sequence[int],
+    floors: Floors,
+    geometry: CodecGeometry,
+    progress: Progress = lambda frames: None,
+) -> Run:
+    """Compare what an iterator yields with a reference; neither is held in memory as a whole.
+
+    Args:
+        name: Of the run.
+        reference: What should come.
+        output: float32 ``[samples]`` each. When it raises an error of this package, the run ends
+            there and fails.
+        codes: What both decode.
+        chunks: Frames per chunk of the output.
+        floors: What it must reach.
+        geometry: Rates of both.
+        progress: Called with the number of frames that both have reached.
+    """
+    if isinstance(reference, WavReference):
+        return _compare_with_wav(name, reference, output, chunks, floors, geometry)
+    samples_per_frame = geometry.samples_per_frame
+    signals = Signals(samples_per_frame)
+    kept = _Kept(geometry), _Kept(geometry)
+    expected, made = iter(reference.pieces(codes, chunks)), _UntilFailure(output)
+    received = [0, 0]
+    pieces: list[Iterator[NDArray[np.float32]] | None] = [expected, made]
+    while any(pieces):
+        # Whichever is behind goes on, so that little waits for the other.
+        which = min((i for i in (0, 1) if pieces[i] is not None), key=lambda i: received[i])
+        source = pieces[which]
+        assert source is not None
+        pcm = next(source, None)
+        if pcm is None:
+            pieces[which] = None
+            continue
+        received[which] += pcm.size
+        kept[which].add(pcm)
+        (signals.push_output if which else signals.push_reference)(pcm)
+        progress(min(received) // samples_per_frame)
+    measured = signals.finish()
+    report = judge(measured, seams_of(chunks), floors, geometry.sample_rate_hz)
+    return Run(name, tuple(chunks), report, made.failure, kept[0].pcm(), kept[1].pcm())
+
+
+def _compare_with_wav(
+    name: str,
+    reference: WavReference,
+    output: Iterable[NDArray[np.float32]],
+    chunks: Sequence[int],
+    floors: Floors,
+    geometry: CodecGeometry,
+) -> Run:
+    """The same where the reference may begin earlier or later than the output."""
+    made = _UntilFailure(output)
+    pcm = np.concatenate([np.empty(0, np.float32), *made])
+    alignment = align(reference.pcm, pcm)
+    lag = 0 if alignment is None else alignment.lag_samples
+    samples = geometry.samples_per_frame
+    # Cut at a frame of the output, so that its slices stay codec frames.
+    skipped = -(-max(lag, 0) // samples)
+    aligned = reference.pcm[skipped * samples - lag :], pcm[skipped * samples :]
+    signals = Signals(samples)
+    signals.push_reference(aligned[0])
+    signals.push_output(aligned[1])
+    measured: Measured = dataclasses.replace(
+        signals.finish(),
+        alignment=alignment,
+        reference_samples=reference.pcm.size,
+        output_samples=pcm.size,
+    )
+    report = judge(measured, seams_of(chunks) - skipped, floors, geometry.sample_rate_hz)
+    kept = int(KEEP_S * geometry.sample_rate_hz)
+    return Run(
+        name,
+        tuple(chunks),
+        report,
+        made.failure,
+        aligned[0][:kept].copy(),
+        aligned[1][:kept].copy(),
+    )
+
+
+class _UntilFailure(Iterator[NDArray[np.float32]]):
+    """What an iterator yields until it raises an error of this package, which is kept."""
+
+    def __init__(self, pieces: Iterable[NDArray[np.float32]]) -> None:
+        self._pieces = iter(pieces)
+        self.failure: str | None = None
+
+    def __next__(self) -> NDArray[np.float32]:
+        if self.failure is not None:
+            raise StopIteration
+        try:
+            return next(self._pieces)
+        except CodecStreamError as error:
+            self.failure = str(error)
+            raise StopIteration from None
+
+
+class _Kept:
+    """The first minute of a signal."""
+
+    def __init__(self, geometry: CodecGeometry) -> None:
+        self._room = int(KEEP_S * geometry.sample_rate_hz)
+        self._parts: list[NDArray[np.float32]] = [np.empty(0, np.float32)]
+
+    def add(self, pcm: NDArray[np.float32]) -> None:
+        part = pcm[: self._room]
+        self._room -= part.size
+        if part.size:
+            self._parts.append(part.copy())
+
+    def pcm(self) -> NDArray[np.float32]:
+        return np.concatenate(self._parts)

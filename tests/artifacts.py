@@ -9,12 +9,13 @@ give every change of the exporter a new one. Without the variable a folder lasts
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import os
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support import eager_pcm, make_codes
+from support import make_codes
 
 from codecstream import MissingDependencyError
 from codecstream.locks import try_lock
@@ -74,11 +75,15 @@ def window_chunks() -> list[int]:
 
 
 def _whole(decoder: EagerDecoder) -> Reference:
+    from codecstream_export.reference import eager_pcm
+
     codes = make_codes(1000)
     return Reference(codes, eager_pcm(decoder, codes))
 
 
 def _zeros(decoder: EagerDecoder) -> Reference:
+    from codecstream_export.reference import eager_pcm
+
     codes = make_codes(40)
     codes[[0, 20, 39]] = 0
     codes[10], codes[:, 0] = 1, np.where(np.arange(40) % 3, codes[:, 0], 0)
@@ -86,6 +91,8 @@ def _zeros(decoder: EagerDecoder) -> Reference:
 
 
 def _long(decoder: EagerDecoder) -> Reference:
+    from codecstream_export.reference import eager_pcm
+
     codes = make_codes(LONG_FRAMES)
     parts = []
     for first in LONG_PLACES:
@@ -95,8 +102,12 @@ def _long(decoder: EagerDecoder) -> Reference:
 
 
 def _windows(decoder: EagerDecoder) -> Reference:
+    from codecstream_export.reference import eager_pcm, window_pcm
+
     codes = make_codes(sum(window_chunks()))
-    return Reference(codes, windowed_pcm(decoder, codes, window_chunks()))
+    decode = functools.partial(eager_pcm, decoder)
+    parts = window_pcm(decode, codes, window_chunks(), CONTEXT)
+    return Reference(codes, np.concatenate(list(parts)))
 
 
 REFERENCES: dict[str, Callable[[EagerDecoder], Reference]] = {
@@ -105,17 +116,6 @@ REFERENCES: dict[str, Callable[[EagerDecoder], Reference]] = {
     "long": _long,
     "windows": _windows,
 }
-
-
-def windowed_pcm(
-    decoder: EagerDecoder, codes: NDArray[np.int64], chunks: Sequence[int]
-) -> NDArray[np.float32]:
-    """Return what decoding each chunk behind CONTEXT frames of history, and no more, makes."""
-    parts, end = [], 0
-    for size in chunks:
-        start, end = max(0, end - CONTEXT), end + size
-        parts.append(eager_pcm(decoder, codes[start:end])[-1920 * size :])
-    return np.concatenate(parts)
 
 
 class Store:

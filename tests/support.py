@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codecstream import CodecGeometry, Program, StreamDecoder
 from codecstream_parity import slice_snr_db
-
-if TYPE_CHECKING:
-    from codecstream_export import EagerDecoder
 
 GEOMETRY = CodecGeometry()
 SAMPLES = GEOMETRY.samples_per_frame
@@ -76,14 +73,6 @@ def decode(
     assert start == len(codes)
     parts += list(decoder.finish())
     return np.concatenate(parts) if parts else np.empty(0, np.float32)
-
-
-def eager_pcm(decoder: EagerDecoder, codes: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return the reference: all of ``codes`` in one pass of the eager decoder."""
-    import torch
-
-    with torch.inference_mode():
-        return decoder(torch.from_numpy(codes).T[None])[0].numpy()
 
 
 def worst_slice_db(reference: NDArray[np.float32], output: NDArray[np.float32]) -> float:

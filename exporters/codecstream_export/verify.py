@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from codecstream.runtimes import Program
@@ -18,8 +18,11 @@ from codecstream.schedule import Ramp
 from codecstream_export.eager import EagerDecoder
 from codecstream_export.errors import ParityError
 from codecstream_export.random_weights import random_codes
+from codecstream_export.reference import eager_pcm, window_pcm
 from codecstream_export.tracing import COMMON_MAX_FRAMES
 from codecstream_parity import slice_snr_db, snr_db
+from codecstream_parity.floors import floors_for
+from codecstream_parity.runs import random_chunks
 
 __all__ = ["FLOORS", "Floor", "Parity", "RealTime", "check_parity", "check_windows", "run_program"]
 
@@ -46,11 +49,17 @@ class Floor:
         )
 
 
-FLOORS = {
-    "fp32": Floor(90.0, 80.0, 220),  # three attention windows of 72 frames, and a tail
-    "fp16": Floor(60.0, 45.0, 220),
-    "int8": Floor(40.0, 25.0, 440),
-}
+# 220 frames are three attention windows of 72 and a tail; codecstream-parity decodes more.
+FRAMES = {"fp32": 220, "fp16": 220, "int8": 440}
+
+
+def _floor(precision: str) -> Floor:
+    floors = floors_for(precision)
+    assert floors.snr_db is not None and floors.worst_slice_snr_db is not None
+    return Floor(floors.snr_db, floors.worst_slice_snr_db, FRAMES[precision])
+
+
+FLOORS = {precision: _floor(precision) for precision in FRAMES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +112,13 @@ def check_parity(
     bound = program.max_frames or max(COMMON_MAX_FRAMES, *ramp)
     sizes = [*range(1, min(bound, COMMON_MAX_FRAMES) + 1)]
     orders["every size"] = random.Random(seed).sample(sizes, len(sizes))
-    codes = random_codes(max(sum(order) for order in orders.values()), decoder.config, seed)
-    reference = _eager(decoder, codes)
+    frames = max(sum(order) for order in orders.values())
+    codes = random_codes(frames, decoder.config, seed).numpy()
+    reference = eager_pcm(decoder, codes)
     _require_sound(reference)
     results = []
     for order, chunks in orders.items():
-        output = run_program(program, codes.numpy(), chunks)
+        output = run_program(program, codes, chunks)
         results.append(
             _compare(order, WHOLE, reference[: len(output)], output, seed, floor, decoder)
         )
@@ -134,20 +144,17 @@ def check_windows(
     largest = max(ramp)
     orders = {
         "ramp": _ramp_order(ramp, floor.frames),
-        "random": list(_random_partition(context + 3 * largest, largest, seed)),
+        "random": random_chunks(context + 3 * largest, largest, seed),
     }
-    codes = random_codes(max(sum(order) for order in orders.values()), decoder.config, seed)
-    samples = program.geometry.samples_per_frame
-    whole = _eager(decoder, codes)
+    frames = max(sum(order) for order in orders.values())
+    codes = random_codes(frames, decoder.config, seed).numpy()
+    whole = eager_pcm(decoder, codes)
     _require_sound(whole)
     results = []
     for order, chunks in orders.items():
-        output = run_program(program, codes.numpy(), chunks)
-        parts, end = [], 0
-        for size in chunks:
-            start, end = max(0, end - context), end + size
-            parts.append(_eager(decoder, codes[start:end])[-size * samples :])
-        reference = np.concatenate(parts)
+        output = run_program(program, codes, chunks)
+        decode = functools.partial(eager_pcm, decoder)
+        reference = np.concatenate(list(window_pcm(decode, codes, chunks, context)))
         results.append(_compare(order, WINDOW, reference, output, seed, floor, decoder))
         if order == "ramp":
             results.append(
@@ -232,20 +239,6 @@ def run_program(
 def _ramp_order(ramp: Sequence[int], frames: int) -> list[int]:
     # A seam behind every size, and a tail.
     return Ramp(tuple(ramp)).split(max(frames, sum(ramp) + max(ramp) + 1))
-
-
-def _random_partition(frames: int, largest: int, seed: int) -> Iterable[int]:
-    source = random.Random(seed)
-    while frames > 0:
-        size = min(source.randint(1, largest), frames)
-        yield size
-        frames -= size
-
-
-def _eager(decoder: EagerDecoder, codes: torch.Tensor) -> NDArray[np.float32]:
-    with torch.inference_mode():
-        pcm: NDArray[np.float32] = decoder(codes.T[None])[0].numpy()
-    return pcm
 
 
 def _require_sound(reference: NDArray[np.float32]) -> None:

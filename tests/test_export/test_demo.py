@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support import SAMPLES, decode, eager_pcm, worst_slice_db
+from support import SAMPLES, decode, worst_slice_db
 
 pytest.importorskip("torch")
 
@@ -13,6 +13,7 @@ import codecstream
 from codecstream import demo
 from codecstream.artifact import open_artifact
 from codecstream_export import load_checkpoint
+from codecstream_export.reference import eager_pcm
 
 Speech = dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from artifacts import CONTEXT, Store
-from support import eager_pcm, make_codes, worst_slice_db
+from support import make_codes, worst_slice_db
 
 torch = pytest.importorskip("torch")
 with warnings.catch_warnings():
@@ -33,6 +33,7 @@ from codecstream_export import (  # noqa: E402
     verify,
 )
 from codecstream_export.random_weights import TINY, random_decoder  # noqa: E402
+from codecstream_export.reference import eager_pcm  # noqa: E402
 from codecstream_export.targets import Written  # noqa: E402
 
 METHOD_OVERHEAD_BYTES = 150_000  # of a method's graph; does not grow with the weights

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support import eager_pcm, make_codes, worst_slice_db
+from support import make_codes, worst_slice_db
 
 torch = pytest.importorskip("torch")
 
@@ -11,6 +11,7 @@ from torch import nn  # noqa: E402
 
 from codecstream_export import EagerDecoder, StepDecoder  # noqa: E402
 from codecstream_export.half import store_half, take_stored  # noqa: E402
+from codecstream_export.reference import eager_pcm  # noqa: E402
 from codecstream_export.step import decode_in_chunks  # noqa: E402
 from codecstream_parity import snr_db  # noqa: E402
 

@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support import SAMPLES, eager_pcm, make_codes, worst_slice_db
+from support import SAMPLES, make_codes, worst_slice_db
 
 torch = pytest.importorskip("torch")
 
 from codecstream import Ramp  # noqa: E402
 from codecstream_export import EagerDecoder, StepDecoder, step  # noqa: E402
 from codecstream_export.random_weights import TINY, random_decoder  # noqa: E402
+from codecstream_export.reference import eager_pcm  # noqa: E402
 from codecstream_export.step import decode_in_chunks  # noqa: E402
 
 MIN_SLICE_DB = 90.0

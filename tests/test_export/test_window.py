@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support import SAMPLES, eager_pcm, make_codes, worst_slice_db
+from support import SAMPLES, make_codes, worst_slice_db
 
 torch = pytest.importorskip("torch")
 
 from codecstream_export import EagerDecoder, StepDecoder  # noqa: E402
 from codecstream_export import window as window_module  # noqa: E402
+from codecstream_export.reference import eager_pcm  # noqa: E402
 from codecstream_export.window import WindowDecoder, synthesis_reach_frames  # noqa: E402
 
 MIN_SLICE_DB = 90.0

@@ -160,6 +160,7 @@ class Measured:
         steps: Largest step of the difference, per window.
         window_signal: Sum of the reference's squares, per window.
         max_abs_error: Largest difference of a sample, of those that are finite.
+        reference_finite: Whether the reference is finite.
         nonfinite_samples: Samples of the output that are NaN or Inf.
         first_nonfinite_sample: Where, or None.
         alignment: See :func:`align`.
@@ -178,6 +179,7 @@ class Measured:
     steps: Values
     window_signal: Values
     max_abs_error: float
+    reference_finite: bool
     nonfinite_samples: int
     first_nonfinite_sample: int | None
     alignment: Alignment | None
@@ -262,6 +264,7 @@ class Signals:
         self._before = np.zeros((2, _STFT_HOP))  # what the next spectrum begins with
         self._error_before = 0.0
         self._max_abs_error = 0.0
+        self._reference_finite = True
         self._nonfinite = 0
         self._first_nonfinite: int | None = None
         window = np.hanning(_STFT_SAMPLES + 1)[:-1]
@@ -300,6 +303,7 @@ class Signals:
             steps=columns.get("steps", empty),
             window_signal=columns.get("window_signal", empty),
             max_abs_error=self._max_abs_error,
+            reference_finite=self._reference_finite,
             nonfinite_samples=self._nonfinite,
             first_nonfinite_sample=self._first_nonfinite,
             alignment=align(reference, output),
@@ -336,6 +340,7 @@ class Signals:
     def _measure(self, both: Values, samples: int | None = None) -> None:
         """Measure whole slices, float64 ``[2, slices * slice_samples]``."""
         finite = np.isfinite(both)
+        self._reference_finite = self._reference_finite and bool(finite[0].all())
         bad = ~finite[1]
         if bad.any():
             self._nonfinite += int(np.count_nonzero(bad))

@@ -81,7 +81,7 @@ class Report:
         output_samples: Length of the output; all else is of the part that both have.
         snr_db: Signal-to-noise ratio of the whole.
         worst_slice: The slice with the lowest SNR, of those that are not quiet.
-        slice_p1_snr_db: 1 % of those slices have less (nearest rank).
+        slice_p1_snr_db: 1 % of those slices have no more (nearest rank).
         onset_snr_db: SNR of the first 160 ms.
         tail_snr_db: SNR of the last 160 ms.
         max_abs_error: Largest difference of a sample; full scale is 1.
@@ -286,7 +286,9 @@ def _figures(measured: Measured, seams: NDArray[np.int64], rate_hz: int) -> dict
         "output_samples": measured.output_samples,
         "snr_db": unless(nothing, "snr_db", measured.snr_db()),
         "worst_slice": worst,
-        "slice_p1_snr_db": unless(no_slices, "slice_p1_snr_db", p1),
+        "slice_p1_snr_db": unless(
+            None if loud.size >= 100 else "it takes at least 100 slices", "slice_p1_snr_db", p1
+        ),
         "onset_snr_db": unless(
             nothing or _quiet_edge(levels[:edge]), "onset_snr_db", measured.snr_db(0, edge)
         ),
@@ -348,14 +350,14 @@ def _looks_wrong(measured: Measured, figures: dict[str, Any]) -> Iterable[Wrong]
         yield "length", _wrong_length(measured)
     if not len(measured.signal):
         return
+    if not measured.reference_finite:
+        yield "snr_db", "the reference has NaN or Inf"
     if measured.nonfinite_samples:
         yield (
             "nonfinite_samples",
             f"{_samples(measured.nonfinite_samples)} of the output: NaN or Inf, first at "
             f"{measured.first_nonfinite_sample}",
         )
-    elif not measured.finite.all():
-        yield "snr_db", "the reference has NaN or Inf"
     samples = max(1, measured.samples)
     rms = math.sqrt(float(measured.signal.sum()) / samples)
     if rms < MIN_REFERENCE_RMS:

@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from codecstream import CodecGeometry, Program, StreamDecoder
 from codecstream_parity import slice_snr_db
 
+Check = Callable[..., tuple[int, dict[str, Any]]]
+"""Runs codecstream-parity on an artifact with options; returns its exit status and its JSON."""
+
 GEOMETRY = CodecGeometry()
 SAMPLES = GEOMETRY.samples_per_frame
 

@@ -145,8 +145,9 @@ def check(settings: Settings, say: Say = lambda text: None) -> Outcome:
         ramp.sizes,
         floors,
         seed=settings.seed,
-        random_frames=_random_frames(settings, kind),
-        schedule_only=settings.long,
+        random_frames=WINDOWED_RANDOM_FRAMES if kind == "window" else None,
+        # A file has the sound of all frames, in one order.
+        schedule_only=settings.long or settings.reference_wav is not None,
         progress=progress,
     ):
         runs.append(run)
@@ -263,12 +264,6 @@ def _floors(settings: Settings, precision: str, mode: str, kind: str) -> Floors:
     approximate = own and (mode == "windowed") != (kind == "window")
     floors = floors_for(precision, approximate=approximate, wav=settings.reference_wav is not None)
     return floors.replaced(**settings.floors)
-
-
-def _random_frames(settings: Settings, kind: str) -> int | None:
-    if settings.reference_wav is not None:
-        return 0  # the file has the sound of all frames, in one order
-    return WINDOWED_RANDOM_FRAMES if kind == "window" else None
 
 
 def _read_codes(settings: Settings, geometry: CodecGeometry) -> tuple[NDArray[np.int64], str]:

@@ -222,7 +222,7 @@ def judge(
 ) -> Report:
     """Return the report on what was measured; see :func:`compare`."""
     figures = _figures(measured, np.asarray(seams, np.int64), sample_rate_hz)
-    wrong = [*_looks_wrong(measured, figures), *_missed(figures, floors)]
+    wrong = [*_looks_wrong(measured, figures, floors), *_missed(figures, floors)]
     return Report(
         passed=not wrong,
         reasons=tuple(reason for _, reason in wrong),
@@ -341,7 +341,7 @@ def _quiet_edge(levels: NDArray[np.float64]) -> str | None:
     return "the reference is below -55 dBFS there: quiet_level_db has it"
 
 
-def _looks_wrong(measured: Measured, figures: dict[str, Any]) -> Iterable[Wrong]:
+def _looks_wrong(measured: Measured, figures: dict[str, Any], floors: Floors) -> Iterable[Wrong]:
     """Yield what is wrong whatever the floors are, and what it looks like."""
     if max(measured.reference_samples, measured.output_samples) == 0:
         yield "length", "there is nothing to compare: zero frames"
@@ -375,8 +375,8 @@ def _looks_wrong(measured: Measured, figures: dict[str, Any]) -> Iterable[Wrong]
     if alignment.correlation < -ALIKE:
         text = f"the polarity is swapped (correlation {alignment.correlation:.3f})"
         yield "correlation", text
-    lag = alignment.lag_samples
-    if lag and abs(alignment.correlation) > ALIKE:
+    lag, allowed = alignment.lag_samples, floors.lag_samples
+    if allowed is not None and abs(lag) > allowed and abs(alignment.correlation) > ALIKE:
         yield (
             "lag_samples",
             f"the output is {_samples(abs(lag))} {'late' if lag > 0 else 'early'} (correlation "

@@ -81,7 +81,7 @@ def check_program(
         schedule: Frames per chunk; the last size repeats.
         floors: What it must reach.
         seed: Of the random sizes.
-        random_frames: Frames of the last run; None for all, 0 for no such run.
+        random_frames: Frames of the last run; None for all.
         schedule_only: Leave the other two runs out.
         progress: See :func:`compare_pieces`.
     """
@@ -102,8 +102,7 @@ def check_program(
     yield run("after reset", decoder, start, ramp.split(len(start)))
     part = codes if random_frames is None else codes[:random_frames]
     chunks = random_chunks(len(part), max(ramp.sizes), seed)
-    if chunks:
-        yield run("random partition", StreamDecoder(program, chunks), part, chunks)
+    yield run("random partition", StreamDecoder(program, chunks), part, chunks)
 
 
 def random_chunks(frames: int, largest: int, seed: int) -> list[int]:

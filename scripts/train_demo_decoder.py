@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pocketsphinx
 import soundfile
 import soxr
 import torch
@@ -40,6 +39,7 @@ from codecstream_export.checkpoint import load_checkpoint, save_checkpoint
 from codecstream_export.config import DecoderConfig
 from codecstream_export.eager import Codebook, ConvNeXtBlock, EagerDecoder
 from codecstream_parity import snr_db
+from codecstream_parity.listening import heard_words, word_errors
 
 CLIP_NAMES = tuple(
     f"sense_and_sensibility_01_austen_64kb-{number}" for number in ("0880", "0890", "0930")
@@ -64,7 +64,6 @@ CONFIG = DecoderConfig(
 """1.7 million parameters: weights, their ONNX export and the codes stay under 12 MB in all."""
 
 SAMPLE_RATE_HZ = CONFIG.geometry.sample_rate_hz
-RECOGNISER_RATE_HZ = 16_000
 
 MEL_BANDS = 40
 MEL_FFT = 1024
@@ -331,28 +330,6 @@ def decode(decoder: EagerDecoder, clip: Clip) -> FloatArray:
     return decoded
 
 
-def recognise(audio: FloatArray) -> list[str]:
-    """Return the words that pocketsphinx hears with the model that it ships."""
-    recogniser = pocketsphinx.Decoder(samprate=RECOGNISER_RATE_HZ, loglevel="FATAL")
-    samples = soxr.resample(audio, SAMPLE_RATE_HZ, RECOGNISER_RATE_HZ)
-    pcm = np.round(samples.clip(-1, 1) * 32767).astype("<i2").tobytes()
-    recogniser.start_utt()
-    recogniser.process_raw(pcm, full_utt=True)
-    recogniser.end_utt()
-    hypothesis = recogniser.hyp()
-    return hypothesis.hypstr.split() if hypothesis else []
-
-
-def word_errors(wanted: Sequence[str], heard: Sequence[str]) -> int:
-    """Return the substitutions, insertions and deletions between two word sequences."""
-    row = list(range(len(heard) + 1))
-    for i, word in enumerate(wanted, start=1):
-        previous, row = row, [i]
-        for j, other in enumerate(heard, start=1):
-            row.append(min(previous[j] + 1, row[j - 1] + 1, previous[j - 1] + (word != other)))
-    return row[-1]
-
-
 def print_report(clips: Sequence[Clip], decoder: EagerDecoder) -> None:
     """Print the table of what a stored decoder makes of the clips."""
     table = Table(
@@ -366,8 +343,8 @@ def print_report(clips: Sequence[Clip], decoder: EagerDecoder) -> None:
             str(len(clip.codes)),
             f"{snr_db(clip.audio, decoded):.1f}",
             str(len(clip.words)),
-            str(word_errors(clip.words, recognise(clip.audio))),
-            str(word_errors(clip.words, recognise(decoded))),
+            str(word_errors(clip.words, heard_words(clip.audio))),
+            str(word_errors(clip.words, heard_words(decoded))),
         )
     console.print(table)
 

@@ -148,12 +148,18 @@ class LayerScale(nn.Module):
         return self.scale * x
 
 
-def rotary_tables(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine, float32 ``[positions, head_dim]``, of the rotary embedding."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    angles = positions[:, None].to(torch.float32) * (1.0 / theta**exponents)[None, :]
+def rotary_tables(
+    positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine, float32 ``[positions, head_dim]``, of the rotary embedding.
+
+    The angles are computed in ``dtype``. The published decoder has float32, whose rounding grows
+    with the position.
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=dtype) / head_dim
+    angles = positions[:, None].to(dtype) * (1.0 / theta**exponents)[None, :]
     angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos(), angles.sin()
+    return angles.cos().float(), angles.sin().float()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -237,9 +243,11 @@ class Transformer(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.output_proj = nn.Linear(config.hidden_size, config.latent_dim)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, angle_dtype: torch.dtype = torch.float32) -> Tensor:
         positions = torch.arange(x.shape[1])
-        cos, sin = rotary_tables(positions, self.config.head_dim, self.config.rope_theta)
+        cos, sin = rotary_tables(
+            positions, self.config.head_dim, self.config.rope_theta, angle_dtype
+        )
         distance = positions[:, None] - positions[None, :]
         visible = (distance >= 0) & (distance < self.config.sliding_window)
         bias = torch.zeros(distance.shape).masked_fill(~visible, -torch.inf)
@@ -344,10 +352,10 @@ class EagerDecoder(nn.Module):
             ]
         )
 
-    def forward(self, codes: Tensor) -> Tensor:
-        """Decode int64 ``[batch, codebooks, frames]``."""
+    def forward(self, codes: Tensor, angle_dtype: torch.dtype = torch.float32) -> Tensor:
+        """Decode int64 ``[batch, codebooks, frames]``; see :func:`rotary_tables`."""
         x: Tensor = self.pre_conv(self.quantizer(codes))
-        x = self.pre_transformer(x.transpose(1, 2)).transpose(1, 2)
+        x = self.pre_transformer(x.transpose(1, 2), angle_dtype).transpose(1, 2)
         for stage in (*self.upsample, *self.decoder):
             x = stage(x)
         return x.squeeze(1).clamp(-1.0, 1.0)

@@ -14,6 +14,7 @@ from codecstream import demo
 from codecstream.artifact import open_artifact
 from codecstream_export import load_checkpoint
 from codecstream_export.reference import eager_pcm
+from codecstream_parity.listening import heard_words, said_words, word_errors
 
 Speech = dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]]
 
@@ -39,27 +40,12 @@ def test_the_artifact_is_made_of_the_checkpoint(speech: Speech) -> None:
 
 
 def test_the_recogniser_hears_no_more_wrong_words_than_in_the_readings(speech: Speech) -> None:
-    pocketsphinx = pytest.importorskip("pocketsphinx")
-    soxr = pytest.importorskip("soxr")
+    pytest.importorskip("pocketsphinx")
+    pytest.importorskip("soxr")
     for item in demo.utterances():
-        recogniser = pocketsphinx.Decoder(samprate=16_000, loglevel="FATAL")
-        pcm = soxr.resample(speech[item.name][1], 24_000, 16_000)
-        recogniser.start_utt()
-        recogniser.process_raw((pcm * 32767).astype("<i2").tobytes(), full_utt=True)
-        recogniser.end_utt()
-        heard = recogniser.hyp().hypstr.split()
-        said = item.text.lower().rstrip(".").split()
-        assert word_errors(said, heard) <= WORD_ERRORS_OF_THE_READINGS[item.name[-4:]], heard
-
-
-def word_errors(said: list[str], heard: list[str]) -> int:
-    """Return the edit distance in words."""
-    row = list(range(len(heard) + 1))
-    for i, word in enumerate(said, start=1):
-        previous, row = row, [i]
-        for j, other in enumerate(heard, start=1):
-            row.append(min(previous[j] + 1, row[j - 1] + 1, previous[j - 1] + (word != other)))
-    return row[-1]
+        heard = heard_words(speech[item.name][1])
+        errors = word_errors(said_words(item.text), heard)
+        assert errors <= WORD_ERRORS_OF_THE_READINGS[item.name[-4:]], heard
 
 
 @pytest.mark.case(15)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,10 @@ pytest.importorskip("torch")
 pytest.importorskip("soundfile")
 
 import soundfile
+import torch
 
-from codecstream import MissingDependencyError, load_program
-from codecstream_export import load_checkpoint
+from codecstream import MissingDependencyError, demo, load_program
+from codecstream_export import eager, load_checkpoint
 from codecstream_export.reference import block_pcm, eager_pcm, reach_frames
 from codecstream_parity import official, references
 from codecstream_parity.floors import FLOORS
@@ -61,6 +63,32 @@ def test_blocks_behind_too_little_history_are_not(tiny_decoder: EagerDecoder) ->
     codes = make_codes(700)
     blocks = block_pcm(lambda c: eager_pcm(tiny_decoder, c), codes, 300, 100)
     assert worst_slice_db(eager_pcm(tiny_decoder, codes), np.concatenate(list(blocks))) < 90
+
+
+def test_the_reference_is_more_exact_than_the_program_that_it_judges() -> None:
+    """Rounded rotary angles are what the published decoder has, and no fault of a program."""
+    decoder = load_checkpoint(demo.checkpoint_dir()).decoder
+    codes = make_codes(528)
+    batch = torch.from_numpy(codes).T[None]
+
+    def in_float64(*arguments: Any) -> tuple[torch.Tensor, ...]:
+        positions, head_dim, theta, _ = arguments
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+        angles = positions[:, None] / theta**exponents
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos(), angles.sin()
+
+    with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
+        published = decoder(batch)[0].numpy()
+        patch.setattr(eager, "rotary_tables", in_float64)
+        truth = copy.deepcopy(decoder).double()(batch)[0].numpy()
+    assert truth.dtype == np.float64
+    ours, theirs = (
+        worst_slice_db(truth, eager_pcm(decoder, codes)),
+        worst_slice_db(truth, published),
+    )
+    assert ours > 95
+    assert ours > theirs + 5
 
 
 def test_a_long_reference_says_so(checkpoint: Path) -> None:
@@ -128,12 +156,12 @@ def test_a_shifted_file_is_aligned(
 ) -> None:
     """A positive lag: the output is late, so the file begins later than the decoder's sound."""
     program = load_program(tiny_artifact, threads=1, warmup=False)
-    eager = np.concatenate(list(ArtifactReference("", program).pieces(CODES, CHUNKS)))
-    shifted = eager[lag:] if lag >= 0 else np.pad(eager, (-lag, 0))
-    shifted = np.pad(shifted, (0, max(0, eager.size - shifted.size)))[: eager.size]
+    pcm = np.concatenate(list(ArtifactReference("", program).pieces(CODES, CHUNKS)))
+    shifted = pcm[lag:] if lag >= 0 else np.pad(pcm, (-lag, 0))
+    shifted = np.pad(shifted, (0, max(0, pcm.size - shifted.size)))[: pcm.size]
     path = write(tmp_path / "server.wav", shifted, subtype=subtype)
     reference = WavReference.read(path, 24_000)
-    run = compare_pieces("x", reference, [eager], CODES, CHUNKS, FLOORS["wav"], program.geometry)
+    run = compare_pieces("x", reference, [pcm], CODES, CHUNKS, FLOORS["wav"], program.geometry)
     report = run.report
     assert (report.lag_samples, report.correlation) == (lag, pytest.approx(1, abs=1e-4))
     wav = {"PCM_16": 70, "PCM_24": 110, "FLOAT": 140}
@@ -143,7 +171,7 @@ def test_a_shifted_file_is_aligned(
     if lag == 0:
         assert report.passed, report.reasons
     assert run.reference.size
-    assert report.reference_samples == report.output_samples == eager.size
+    assert report.reference_samples == report.output_samples == pcm.size
 
 
 @pytest.mark.parametrize(
@@ -171,12 +199,12 @@ def test_what_is_no_sound_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_pieces_of_any_size_make_the_same_report(seed: int) -> None:
     source = random.Random(seed)
-    eager, geometry = expected_ledger(CODES), LedgerProgram.geometry
-    cuts = sorted(source.sample(range(eager.size), 20))
-    reference = WholeReference("x", lambda codes: eager)
+    pcm, geometry = expected_ledger(CODES), LedgerProgram.geometry
+    cuts = sorted(source.sample(range(pcm.size), 20))
+    reference = WholeReference("x", lambda codes: pcm)
     whole, cut = (
         compare_pieces("x", reference, output, CODES, CHUNKS, FLOORS["fp32"], geometry)
-        for output in ([eager], np.split(eager, cuts))
+        for output in ([pcm], np.split(pcm, cuts))
     )
     assert whole.report == cut.report
     assert whole.report.exact

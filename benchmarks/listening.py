@@ -7,7 +7,9 @@ python benchmarks/listening.py
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 
 import codecstream
 from codecstream import demo
-from codecstream_export import export_artifact, load_checkpoint
+from codecstream_export import ParityError, export_artifact, load_checkpoint
 from codecstream_export.reference import eager_pcm
 from codecstream_parity import compare
 from codecstream_parity.floors import NO_FLOORS
@@ -26,6 +28,9 @@ from codecstream_parity.listening import (
     said_words,
     word_errors,
 )
+
+Codes = NDArray[np.int64]
+Pcm = NDArray[np.float32]
 
 WORK = Path(__file__).parent / "work" / "listening"
 
@@ -44,8 +49,9 @@ class Kind:
 KINDS = (
     Kind("fp32"),
     Kind("fp16", "fp16"),
-    Kind("int8, 40 dB", "int8"),
-    Kind("int8, 25 dB", "int8", min_snr_db=25.0, min_slice_snr_db=10.0),
+    Kind("int8, at least 40 dB", "int8"),
+    Kind("int8, at least 25 dB", "int8", min_snr_db=25.0, min_slice_snr_db=10.0),
+    Kind("int8, at least 15 dB", "int8", min_snr_db=15.0, min_slice_snr_db=0.0),
     Kind("windowed, 72 frames", mode="windowed"),
 )
 
@@ -74,39 +80,63 @@ def calibration() -> object:
     return torch.from_numpy(np.concatenate([u.codes for u in demo.utterances()]).astype(np.int64))
 
 
-def decode(folder: Path, codes: NDArray[np.int64]) -> NDArray[np.float32]:
+def decode(folder: Path, codes: Codes) -> Pcm:
     decoder = codecstream.StreamDecoder(codecstream.load_program(folder, threads=1))
     return np.concatenate([*decoder.push(codes), *decoder.finish()])
 
 
-def main() -> None:
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    decoder = load_checkpoint(demo.checkpoint_dir()).decoder
-    said = [(u, u.codes.astype(np.int64)) for u in demo.utterances()]
-    eager = [eager_pcm(decoder, codes) for _, codes in said]
-    words = sum(len(said_words(u.text)) for u, _ in said)
-    wrong = [
+def by_sentence(decode: Callable[[Codes], Pcm], joined: bool) -> list[Pcm]:
+    """Return the sound of each sentence, decoded alone or in one stream of all."""
+    codes = [u.codes.astype(np.int64) for u in demo.utterances()]
+    if not joined:
+        return [decode(one) for one in codes]
+    pcm = decode(np.concatenate(codes))
+    return np.split(pcm, np.cumsum([len(one) * 1920 for one in codes])[:-1])
+
+
+def errors(sentences: list[Pcm]) -> str:
+    counts = [
         word_errors(said_words(u.text), heard_words(pcm))
-        for (u, _), pcm in zip(said, eager, strict=True)
+        for u, pcm in zip(demo.utterances(), sentences, strict=True)
     ]
-    print(
-        f"| artifact | SNR dB | worst 80 ms dB | log-mel correlation, lowest | word errors of "
-        f"{words}, by sentence |\n| --- | ---: | ---: | ---: | ---: |"
+    return f"{sum(counts)} ({', '.join(map(str, counts))})"
+
+
+def row(name: str, eager: list[Pcm], sentences: list[Pcm]) -> str:
+    report = compare(np.concatenate(eager), np.concatenate(sentences), floors=NO_FLOORS)
+    alike = [log_mel_correlation(a, b) for a, b in zip(eager, sentences, strict=True)]
+    return (
+        f"| {name} | {report.snr_db:.1f} | {report.worst_slice_snr_db:.1f} | {min(alike):.6f} "
+        f"| {errors(sentences)} |"
     )
-    print(f"| eager decoder | | | 1 | {sum(wrong)} ({', '.join(map(str, wrong))}) |")
+
+
+def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
+    decoder = load_checkpoint(demo.checkpoint_dir()).decoder
+    words = sum(len(said_words(u.text)) for u in demo.utterances())
+    folders: dict[Kind, Path | str] = {}
     for kind in KINDS:
-        folder = artifact(kind)
-        outputs = [decode(folder, codes) for _, codes in said]
-        report = compare(np.concatenate(eager), np.concatenate(outputs), floors=NO_FLOORS)
-        alike = [log_mel_correlation(a, b) for a, b in zip(eager, outputs, strict=True)]
-        wrong = [
-            word_errors(said_words(u.text), heard_words(pcm))
-            for (u, _), pcm in zip(said, outputs, strict=True)
-        ]
+        try:
+            folders[kind] = artifact(kind)
+        except ParityError as error:
+            folders[kind] = str(error).partition(";")[0]
+    for joined, title in ((False, "Each sentence alone"), (True, "All three in one stream")):
+        eager = by_sentence(lambda codes: eager_pcm(decoder, codes), joined)
+        print(f"\n{title}:\n")
         print(
-            f"| {kind.name} | {report.snr_db:.1f} | {report.worst_slice_snr_db:.1f} "
-            f"| {min(alike):.6f} | {sum(wrong)} ({', '.join(map(str, wrong))}) |"
+            "| artifact | SNR dB | worst 80 ms dB | lowest log-mel correlation "
+            f"| word errors of {words}, by sentence |\n| --- | ---: | ---: | ---: | ---: |"
         )
+        print(f"| eager decoder | | | | {errors(eager)} |")
+        for kind, found in folders.items():
+            if isinstance(found, Path):
+                decoded = by_sentence(functools.partial(decode, found), joined)
+                print(row(kind.name, eager, decoded))
+            elif not joined:
+                print(f"| {kind.name} | refused: {found} | | | |")
 
 
 if __name__ == "__main__":

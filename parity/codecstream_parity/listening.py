@@ -22,7 +22,7 @@ RECOGNISER_HZ = 16_000
 
 def said_words(text: str) -> list[str]:
     """Return the words of a text as a recogniser spells them: no case, no punctuation."""
-    kept = "".join(c for c in text.lower() if c.isalnum() or c in " '")
+    kept = "".join(c for c in text.lower() if c.isalnum() or c == "'" or c.isspace())
     return kept.split()
 
 

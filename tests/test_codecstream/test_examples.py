@@ -161,9 +161,11 @@ def test_embedding_document_runs(tmp_path: Path, demo_program: Program) -> None:
         assert np.allclose(ours, theirs, atol=1e-5)
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_readme_code_runs(index: int, tmp_path: Path) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("document", "index"), [("README.md", 0), ("README.md", 1), ("docs/parity.md", 0)]
+)
+def test_code_in_documents_runs(document: str, index: int, tmp_path: Path) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
     code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[index]
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

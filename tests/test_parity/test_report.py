@@ -6,6 +6,8 @@ import dataclasses
 import itertools
 import json
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -356,6 +358,29 @@ def test_which_floors_hold_for_what() -> None:
     assert floors_for("fp32", wav=True).lag_samples == 4000
     assert floors_for("int8", wav=True).snr_db == 40
     assert floors_for("fp32").lag_samples == 0
+
+
+def test_the_document_has_the_floors_that_are_used() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "parity.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| ")]
+    (head,) = [row for row in rows if row[0].strip() == "figure"]
+    assert [cell.strip() for cell in head[2:]] == [
+        "fp32",
+        "fp16, WAV",
+        "int8",
+        "windowed against all frames",
+    ]
+    kinds = ("fp32", "fp16", "int8", "windowed")
+    found = set()
+    for row in rows:
+        for name in re.findall(r"`([\w.]+)`", row[0]):
+            field = {"worst_seam.excess_db": "seam_excess_db", "worst_seam.step_db": "seam_step_db"}
+            name = field.get(name, name)
+            if name in {item.name for item in dataclasses.fields(Floors)}:
+                found.add(name)
+                values = [float(cell.split(";")[0]) for cell in row[2:]]
+                assert values == [getattr(FLOORS[kind], name) for kind in kinds], name
+    assert found == {item.name for item in dataclasses.fields(Floors)}
 
 
 def test_the_worst_percentile_is_nearest_rank() -> None:

@@ -1,7 +1,8 @@
-"""Check codes before anything looks them up in a table."""
+"""Check codes before anything looks them up in a table; read them from files."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from codecstream.errors import InvalidCodesError
 from codecstream.geometry import CodecGeometry
 
-__all__ = ["as_integers", "check_codes"]
+__all__ = ["as_integers", "check_codes", "read_codes"]
 
 
 def as_integers(codes: ArrayLike) -> NDArray[np.integer[Any]]:
@@ -65,3 +66,25 @@ def check_codes(
             value=value,
         )
     return np.array(array, dtype=np.int64, order="C")
+
+
+def read_codes(path: str | Path, geometry: CodecGeometry) -> NDArray[np.int64]:
+    """Read a codes file: ``.npy``, integer ``[frames, codebooks]``, checked.
+
+    Raises:
+        InvalidCodesError: It is no such file, holds something else, or ids outside the codebooks.
+        OSError: It cannot be read.
+    """
+    try:
+        loaded = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise InvalidCodesError(f"{path} is not a .npy file of numbers: {error}") from error
+    if not isinstance(loaded, np.ndarray):
+        loaded.close()
+        raise InvalidCodesError(f"{path} holds several arrays; a codes file is one .npy array")
+    try:
+        return check_codes(loaded, geometry)
+    except InvalidCodesError as error:
+        raise InvalidCodesError(
+            f"{path}: {error}", frame=error.frame, codebook=error.codebook, value=error.value
+        ) from error

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from codecstream.codes import read_codes
 from codecstream.errors import CodecStreamError
-from codecstream.geometry import ATTENTION_WINDOW_FRAMES, QWEN3_TTS_12HZ
+from codecstream.geometry import ATTENTION_WINDOW_FRAMES, QWEN3_TTS_12HZ, CodecGeometry
 from codecstream.schedule import DEFAULT_RAMP
 from codecstream_export.choices import MODES, PRECISIONS, RUNTIMES
 from codecstream_export.errors import ParityError
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what = f"{options.runtime}, {options.precision}, {options.mode}"
     say(f"Exporting {options.checkpoint} for {what}")
     try:
-        calibration = _read_codes(options.calibration) if options.calibration else None
+        calibration = _read_calibration(options.calibration) if options.calibration else None
         result = export_artifact(
             options.checkpoint,
             options.out,
@@ -107,17 +108,10 @@ def _report(result: ExportResult, say: Callable[[str], None]) -> None:
     say(f"Wrote {result.folder} ({result.size_bytes / 1e6:.1f} MB)")
 
 
-def _read_codes(path: str) -> torch.Tensor:
-    """Read a codes file, ``.npy`` of integers ``[frames, codebooks]``."""
-    import numpy as np
+def _read_calibration(path: str) -> torch.Tensor:
     import torch
 
-    codes = np.load(path, allow_pickle=False)
-    if codes.dtype.kind not in "iu" or codes.ndim != 2:
-        raise ValueError(
-            f"{path} holds {codes.dtype} {list(codes.shape)}, not integers [frames, codebooks]"
-        )
-    return torch.from_numpy(codes.astype(np.int64))
+    return torch.from_numpy(read_codes(path, CodecGeometry()))
 
 
 def _parser() -> argparse.ArgumentParser:

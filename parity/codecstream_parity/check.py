@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from codecstream import demo
 from codecstream.artifact import open_artifact
-from codecstream.codes import check_codes
+from codecstream.codes import check_codes, read_codes
 from codecstream.errors import MissingDependencyError
 from codecstream.geometry import ATTENTION_WINDOW_FRAMES, CodecGeometry
 from codecstream.manifest import Manifest
@@ -280,13 +280,7 @@ def _read_codes(settings: Settings, geometry: CodecGeometry) -> tuple[NDArray[np
         repeated: NDArray[Any] = np.resize(speech, (frames, speech.shape[1]))
         return check_codes(repeated, geometry), f"the bundled speech, repeated, {frames} frames"
     path = Path(settings.codes)
-    try:
-        loaded = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} is not a .npy file: {error}") from error
-    if not isinstance(loaded, np.ndarray):
-        raise ValueError(f"{path} holds several arrays; a codes file is one .npy array")
-    codes = check_codes(loaded, geometry)
+    codes = read_codes(path, geometry)
     if settings.frames is not None:
         if settings.frames > len(codes):
             raise ValueError(f"{path} has {len(codes)} frames, {settings.frames} were asked for")

@@ -338,7 +338,7 @@ def test_a_spectrogram_by_hand() -> None:
         (("--checkpoint", "CHECKPOINT", "--threads", "0"), "threads must be at least 1"),
         (("--checkpoint", "CHECKPOINT", "--schedule", "0"), "positive whole numbers"),
         (("--checkpoint", "CHECKPOINT", "--codes", "no.npy"), "No such file"),
-        (("--checkpoint", "CHECKPOINT", "--codes", "TEXT"), "is not a .npy file"),
+        (("--checkpoint", "CHECKPOINT", "--codes", "TEXT"), "is not a .npy file of numbers"),
         (("--checkpoint", "CHECKPOINT", "--codes", "EMPTY"), "has no frames"),
         (("--checkpoint", "CHECKPOINT", "--codes", "FLOATS"), "codes must be integers"),
         (("--checkpoint", "CHECKPOINT", "--codes", "BIG"), "id 2048 is outside"),

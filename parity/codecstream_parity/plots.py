@@ -106,8 +106,10 @@ def _slices(axis: Any, run: Run) -> None:
             label=f"worst seam, {report.worst_seam.excess_db:+.0f} dB over usual",
         )
     axis.set_ylabel("SNR, dB")
-    axis.legend(loc="lower right", ncols=3, fontsize=8)
     axis.margins(x=0)
+    low, high = axis.get_ylim()
+    axis.set_ylim(low - 0.35 * (high - low), high)  # room for the legend, below all points
+    axis.legend(loc="lower right", ncols=3, fontsize=8)
 
 
 def _spectrogram(axis: Any, run: Run, name: str, signal: NDArray[np.float32]) -> Any:

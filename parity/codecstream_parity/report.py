@@ -413,7 +413,7 @@ def _missed(figures: dict[str, Any], floors: Floors) -> Iterable[Wrong]:
         value, floor = values[name], getattr(floors, name)
         if value is not None and floor is not None and not value >= floor:
             at = f" at {worst.time_s:.2f} s" if worst and name == "worst_slice_snr_db" else ""
-            yield name, f"{name} is {value:.1f}{at}, at least {floor:g} needed"
+            yield name, f"{name} is {value:.2f}{at}, at least {floor:g} needed"
     for name in AT_MOST:
         value, limit = values[name], getattr(floors, name)
         if value is not None and limit is not None and not abs(value) <= limit:

@@ -151,7 +151,8 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
             continue
         table.add_row(
             row.title,
-            *(Text(value, style="red" if wrong else "") for value, wrong in cells),
+            # A mark as well as a colour: a log has none.
+            *(Text(f"! {value}", style="red") if wrong else Text(value) for value, wrong in cells),
             Text(row.floor(runs[0].report) or ""),
         )
     console.print(table)

@@ -10,6 +10,7 @@
     ├── ArtifactError                    an artifact is missing, damaged or not for this runtime
     ├── MissingDependencyError           an optional package is not installed; names the extra
     ├── PlaybackError                    no sound device, or it failed
+    │   └── DeviceLostError              the sound device went away while it played
     ├── WireError                        a message is not what the wire format allows
     ├── ConnectionFailedError            no connection to the server could be made
     ├── LocalProtocolError               this program misused the client
@@ -31,6 +32,7 @@ __all__ = [
     "ConnectionFailedError",
     "DecoderError",
     "DecoderStateError",
+    "DeviceLostError",
     "IncompleteError",
     "InvalidCodesError",
     "LocalProtocolError",
@@ -98,6 +100,20 @@ class MissingDependencyError(CodecStreamError, ImportError):
 
 class PlaybackError(CodecStreamError):
     """Sound cannot be played; everything but playing still works."""
+
+
+class DeviceLostError(PlaybackError):
+    """The sound device went away, or stopped to ask for samples; open another one.
+
+    Attributes:
+        device: The lost device's name.
+        unplayed_samples: Samples that were written and not played, at the rate of the audio.
+    """
+
+    def __init__(self, message: str, *, device: str, unplayed_samples: int) -> None:
+        super().__init__(message)
+        self.device = device
+        self.unplayed_samples = unplayed_samples
 
 
 class WireError(CodecStreamError):

@@ -7,174 +7,95 @@
             player.write(pcm)       # waits while 10 s are queued
         player.drain()              # returns when the last sample was heard
 
-The device asks for blocks from a thread of its own; :class:`PlaybackBuffer` answers without ever
-waiting. When it has nothing, it answers with silence and counts it.
+A device that refuses the rate or a single channel gets what it takes: the sound is resampled, and
+every channel plays it. A device that goes away, or fails in any other way, ends in an error within
+3 s of the call that waits for it, never in a wait without end.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codecstream.errors import MissingDependencyError, OutputError, PlaybackError
+from codecstream.device_stream import RELEASE_S, DeviceStream, StreamFormat, within
+from codecstream.devices import accepted_rates_hz, refresh_devices
+from codecstream.errors import (
+    DeviceLostError,
+    MissingDependencyError,
+    OutputError,
+    PlaybackError,
+)
+from codecstream.playback_buffer import PlaybackBuffer
+from codecstream.resample import Resampler
+from codecstream.sinks import ClosingSink
 
-__all__ = ["PlaybackBuffer", "PlaybackStats", "Player"]
+__all__ = ["PlaybackStats", "Player", "StreamFormat"]
+
+# Longest time until silence after clear(). A device that holds more is made to drop it.
+SILENT_WITHIN_S = 0.1
+# The system needs a moment to name a new default device when the old one is gone.
+MOVE_TRIES = 3
+MOVE_PAUSE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class PlaybackStats:
-    """Counts of one player.
+    """Counts of one player, in samples at the rate of the audio that is written.
 
     Attributes:
-        played_samples: Samples of audio handed to the device.
-        queued_samples: Samples waiting.
-        underruns: Times that the device asked and there was nothing, between the first sample and
-            the last.
-        underrun_samples: Samples of silence given instead.
+        played_samples: Samples handed to the device; equal to those written after ``drain``.
+        queued_samples: Samples waiting, with those that the resampler holds.
+        underruns: Times that the device asked and there was nothing, between an utterance's first
+            sample and its last. Pauses are none.
+        underrun_samples: Silence given instead.
+        device_underflows: Times that the device itself ran dry as this process answered late;
+            nothing is lost by it, but it is heard.
+        devices_lost: Devices that went away and were replaced.
     """
 
-    played_samples: int
-    queued_samples: int
-    underruns: int
-    underrun_samples: int
+    played_samples: int = 0
+    queued_samples: int = 0
+    underruns: int = 0
+    underrun_samples: int = 0
+    device_underflows: int = 0
+    devices_lost: int = 0
 
 
-class PlaybackBuffer:
-    """Samples on their way to a device: one writer, one reader that never waits for samples.
+class Player(ClosingSink):
+    """Plays mono audio on a sound device; a :class:`codecstream.sinks.Sink`.
+
+    One thread writes and drains. Any thread may call everything else meanwhile.
 
     Args:
-        capacity_samples: ``write`` waits while this many are queued.
-        start_delay_s: Silence between the first ``write`` and the first sample; what arrives
-            meanwhile is a cushion against a late chunk.
+        sample_rate_hz: Rate of the audio, in Hz.
+        device: Index, name or part of the name of the device, see
+            :func:`codecstream.devices.list_devices`; None for the default.
+        start_delay_s: Silence between an utterance's first chunk and its first sample, in
+            seconds; what arrives meanwhile is a cushion against a late chunk. Where the device
+            needs resampling, what the filter holds back comes on top, about 40 ms.
+        capacity_s: ``write`` waits while so many seconds are queued.
+        latency_s: How far ahead the device shall ask for samples, in seconds. What it has asked
+            for can be stopped no more, so this bounds how fast ``clear`` and ``pause`` are heard.
+        fade_ms: Fade at every edge between silence and sound, in milliseconds, at most 50; 0
+            leaves every sample as it is.
+        on_lost: What to do when the device goes away: ``"raise"``, or go on with the ``"default"``
+            device of that moment. Looking for it ends every other stream that this process has
+            open through sounddevice.
         clock: Returns seconds; for tests.
-    """
-
-    def __init__(
-        self,
-        capacity_samples: int,
-        start_delay_s: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._capacity = capacity_samples
-        self._start_delay_s = start_delay_s
-        self._clock = clock
-        self._chunks: deque[NDArray[np.float32]] = deque()
-        self._queued = 0
-        self._played = 0
-        self._first_write_s: float | None = None
-        self._ended = False
-        self._dropped = False
-        self._underruns = 0
-        self._silence = 0  # since the last sample; an underrun only once another sample follows
-        self._underrun_samples = 0
-        self._changed = threading.Condition()
-
-    @property
-    def stats(self) -> PlaybackStats:
-        """The counts so far."""
-        with self._changed:
-            return PlaybackStats(
-                self._played, self._queued, self._underruns, self._underrun_samples
-            )
-
-    def write(self, pcm: NDArray[np.float32], check: Callable[[], None] = lambda: None) -> None:
-        """Queue float32 ``[samples]``; wait while the queue is full.
-
-        ``check`` is called while waiting; what it raises ends the wait. After :meth:`clear`,
-        samples are dropped.
-
-        Raises:
-            OutputError: A sample is NaN or Inf.
-        """
-        if not np.isfinite(pcm).all():
-            raise OutputError("samples hold NaN or Inf: refusing to play them")
-        # A copy, as the caller may reuse its array; in range, as not every device clips by itself.
-        samples = np.clip(pcm, -1.0, 1.0, dtype=np.float32)
-        with self._changed:
-            while self._queued >= self._capacity and not self._dropped:
-                check()
-                self._changed.wait(0.1)
-            if self._dropped:
-                return  # what a writer still had in hand is not heard after clear()
-            if self._first_write_s is None:
-                self._first_write_s = self._clock()
-            self._ended = False
-            self._chunks.append(samples)
-            self._queued += samples.size
-
-    def end(self) -> None:
-        """Say that nothing follows: silence from here on is no underrun, and no delay is needed."""
-        with self._changed:
-            self._ended = True
-
-    def clear(self) -> None:
-        """Drop what is queued and what still comes; the next block is silence."""
-        with self._changed:
-            self._dropped = True
-            self._chunks.clear()
-            self._queued = 0
-            self._ended = True
-            self._changed.notify_all()
-
-    def read_into(self, block: NDArray[np.float32]) -> bool:
-        """Fill ``block``, float32 ``[samples]``; return False once everything was played."""
-        with self._changed:
-            filled = self._take(block) if self._may_play() else 0
-            block[filled:] = 0.0
-            if self._played:
-                self._silence += block.size - filled
-            self._changed.notify_all()
-            return not (self._ended and not self._queued)
-
-    def _may_play(self) -> bool:
-        if self._played or self._ended:
-            return True
-        if self._first_write_s is None:
-            return False
-        return self._clock() - self._first_write_s >= self._start_delay_s
-
-    def _take(self, block: NDArray[np.float32]) -> int:
-        filled = 0
-        while self._chunks and filled < block.size:
-            chunk = self._chunks[0]
-            count = min(chunk.size, block.size - filled)
-            block[filled : filled + count] = chunk[:count]
-            filled += count
-            if count == chunk.size:
-                self._chunks.popleft()
-            else:
-                self._chunks[0] = chunk[count:]
-        if filled and self._silence:
-            self._underruns += 1
-            self._underrun_samples += self._silence
-            self._silence = 0
-        self._queued -= filled
-        self._played += filled
-        return filled
-
-
-class Player:
-    """Plays mono audio on a sound device.
-
-    Args:
-        sample_rate_hz: Rate of the audio.
-        device: sounddevice's name or index of the device; None for the default.
-        start_delay_s: See :class:`PlaybackBuffer`.
-        capacity_s: Audio that may wait in the queue.
-        open_stream: Opens the device's stream, with the keyword arguments of
-            ``sounddevice.OutputStream``; for tests and other outputs.
 
     Raises:
-        MissingDependencyError: sounddevice, or the PortAudio library that it needs, is missing.
-        PlaybackError: There is no output device, or it does not take this format.
+        ValueError: A setting is out of its range.
+        MissingDependencyError: sounddevice, PortAudio or, where the device refuses the rate, soxr
+            is missing.
+        PlaybackError: There is no such device, or it takes none of the formats tried.
     """
 
     def __init__(
@@ -184,121 +105,311 @@ class Player:
         device: str | int | None = None,
         start_delay_s: float = 0.0,
         capacity_s: float = 10.0,
-        open_stream: Callable[..., Any] | None = None,
+        latency_s: float = 0.05,
+        fade_ms: float = 0.0,
+        on_lost: Literal["raise", "default"] = "raise",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._buffer = PlaybackBuffer(int(capacity_s * sample_rate_hz), start_delay_s)
-        self._finished = threading.Event()
-        self._failure: BaseException | None = None
-        self._stop_type: type[BaseException]
-        opener, self._stop_type = _sounddevice() if open_stream is None else (open_stream, _Stop)
-        stream: Any = None
-        try:
-            stream = opener(
-                samplerate=sample_rate_hz,
-                channels=1,
-                dtype="float32",
-                device=device,
-                callback=self._callback,
-                finished_callback=self._finished.set,
+        if sample_rate_hz <= 0 or capacity_s <= 0 or latency_s < 0 or start_delay_s < 0:
+            raise ValueError(
+                f"rate and capacity must be above 0, latency and delay at least 0, not "
+                f"{sample_rate_hz} Hz, {capacity_s} s, {latency_s} s and {start_delay_s} s"
             )
-            stream.start()
-        except Exception as error:  # sounddevice.PortAudioError, or ValueError for a bad name
-            if stream is not None:
-                stream.close()
-            raise PlaybackError(
-                f"no sound device can play {sample_rate_hz} Hz mono: {error}. "
-                f"Decoding and WAV files need none"
-            ) from error
-        self._stream = stream
+        if not 0 <= fade_ms <= 50:
+            raise ValueError(f"fade_ms must be between 0 and 50, not {fade_ms}")
+        if on_lost not in ("raise", "default"):
+            raise ValueError(f"on_lost must be 'raise' or 'default', not {on_lost!r}")
+        self._rate_hz = sample_rate_hz
+        self._start_delay_s = start_delay_s
+        self._capacity_s = capacity_s
+        self._latency_s = latency_s
+        self._fade_s = fade_ms / 1000
+        self._on_lost = on_lost
+        self._clock = clock
+        # The device's thread takes the buffer's lock only, never this one.
+        self._lock = threading.Lock()
+        self._error: PlaybackError | None = None  # why nothing can be played any more
+        self._clears = 0
+        self._earlier = PlaybackStats()  # of utterances and devices that are over
+        self._utterance = _Utterance()
+        self._open(device)
+
+    @property
+    def format(self) -> StreamFormat:
+        """The device in use, and the format that it has granted."""
+        return self._stream.format
+
+    @property
+    def start_delay_s(self) -> float:
+        """See the class. A new value counts at once where the utterance has not started."""
+        return self._start_delay_s
+
+    @start_delay_s.setter
+    def start_delay_s(self, value: float) -> None:
+        with self._lock:
+            self._start_delay_s = value
+            self._buffer.start_delay_s = value + self._resampler.hold_back_s
 
     @property
     def stats(self) -> PlaybackStats:
-        """Samples played and queued, underruns."""
-        return self._buffer.stats
+        """What was played so far, what waits, and what went wrong."""
+        with self._lock:
+            return self._stats()
 
     def write(self, pcm: NDArray[np.float32]) -> None:
         """Queue float32 ``[samples]``; waits while the queue is full.
 
-        Raises:
-            PlaybackError: The device has failed or was closed.
-        """
-        self._check()
-        self._buffer.write(pcm, self._check)
-
-    def drain(self, timeout_s: float | None = None) -> None:
-        """Wait until the last sample was played; nothing can be written afterwards.
-
-        Args:
-            timeout_s: Longest wait; None for what is queued, the device's latency and 2 s.
+        Louder than [-1, 1] is clipped. Where :meth:`clear` is called meanwhile, ``pcm`` is
+        dropped.
 
         Raises:
-            PlaybackError: The device has failed, or does not play.
+            OutputError: A sample is NaN or Inf.
+            ValueError: ``pcm`` has more than one axis.
+            DeviceLostError: The device has gone away.
+            PlaybackError: The player is closed, or the device's callback has failed.
         """
-        self._buffer.end()
-        if timeout_s is None:
-            queued_s = self.stats.queued_samples / float(self._stream.samplerate)
-            timeout_s = queued_s + float(self._stream.latency) + 2.0
-        if not self._finished.wait(timeout_s):
-            raise PlaybackError(f"the sound device did not finish within {timeout_s:.1f} s")
-        self._raise_failure()
+        samples = np.array(pcm, np.float32)  # a copy: the caller may reuse its array
+        if samples.ndim != 1:
+            raise ValueError(f"pcm must be mono, of shape [samples], not {samples.shape}")
+        if not np.isfinite(samples).all():
+            raise OutputError("samples hold NaN or Inf: refusing to play them")
+        if not samples.size:
+            return
+        clears = self._clears
+        while True:
+            with self._lock:
+                if self._clears != clears:
+                    return
+                self._look_after_device()
+                if self._stream.played_out:
+                    reason = self._stream.restart()
+                    if reason is not None:
+                        self._replace_device(reason)
+                stream, buffer = self._stream, self._buffer
+                if not stream.over and buffer.wait_for_room(0):
+                    self._utterance.forget(self._played())
+                    self._queue(samples)
+                    return
+            if stream.over:
+                stream.finished.wait(0.05)
+            else:
+                buffer.wait_for_room(0.1)
 
-    def abort(self) -> None:
-        """Silence now: drop what is queued, also in the device; the player cannot be used again."""
-        self._buffer.clear()
-        self._stream.abort()
-        self._finished.set()
+    def drain(self) -> None:
+        """Wait until the last sample was heard; the next ``write`` starts a new utterance.
+
+        Returns early where :meth:`clear` is called, and waits as long as the player is paused.
+
+        Raises:
+            DeviceLostError: The device has gone away.
+            PlaybackError: The player is closed, or the device's callback has failed.
+        """
+        with self._lock:
+            clears = self._clears
+            self._look_after_device()
+            if not self._utterance.written:
+                return
+            self._end()
+        while True:
+            with self._lock:
+                if self._clears != clears:
+                    return
+                self._look_after_device()
+                if self._stream.played_out:
+                    self._settle(self._utterance.written)
+                    return
+                finished = self._stream.finished
+            finished.wait(0.05)
+
+    def clear(self) -> None:
+        """Silence: drop what is queued; what is written next starts a new utterance.
+
+        The next block that the device asks for is silent, and a device that holds more than
+        100 ms drops it. A ``write`` that waits returns, and what it had in hand is dropped.
+        """
+        with self._lock:
+            if self._error is not None:
+                return
+            self._clears += 1
+            self._buffer.clear()
+            self._settle(self._played())
+            self._resampler.reset()
+            holds_too_much = self._stream.format.latency_s > SILENT_WITHIN_S
+            if holds_too_much and not self._stream.played_out:
+                self._stream.restart()  # where that fails, what is called next will see it, too
+
+    def pause(self) -> None:
+        """Silence from the next block on; nothing is lost, and writing goes on until it is full."""
+        with self._lock:
+            self._buffer.pause()
+
+    def resume(self) -> None:
+        """Go on with the sample that comes next."""
+        with self._lock:
+            self._buffer.resume()
 
     def close(self) -> None:
-        """Release the device; what is still queued is dropped."""
-        self._buffer.clear()
-        self._stream.close()
-        self._finished.set()
+        """Release the device; what is still queued is dropped. May be called twice."""
+        with self._lock:
+            if self._error is None:
+                self._give_up(PlaybackError("the player was closed: open a new Player"))
 
-    def __enter__(self) -> Player:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _callback(self, out: NDArray[np.float32], frames: int, times: Any, status: Any) -> None:
+    def _open(self, device: str | int | None) -> None:
+        stream = DeviceStream(device, self._rate_hz, self._latency_s, self._clock)
+        rate_hz = stream.format.rate_hz
         try:
-            more = self._buffer.read_into(out[:, 0])
-        except BaseException as error:  # in a foreign thread: keep it for the caller
-            self._failure = error
-            out[:] = 0.0
-            raise self._stop_type from error
-        if not more:
-            raise self._stop_type  # the device plays what it has, then reports the end
+            resampler = Resampler(self._rate_hz, rate_hz)
+        except MissingDependencyError as error:
+            stream.close()
+            accepted = ", ".join(str(rate) for rate in accepted_rates_hz(stream.device))
+            raise MissingDependencyError(
+                f"{stream.format.device!r} refuses {self._rate_hz} Hz; it takes {accepted} Hz, and "
+                f"{error}"
+            ) from error
+        buffer = PlaybackBuffer(
+            max(1, round(self._capacity_s * rate_hz)),
+            start_delay_s=self._start_delay_s + resampler.hold_back_s,
+            fade_samples=round(self._fade_s * rate_hz),
+            clock=self._clock,
+        )
+        stream.start(buffer.read_into)
+        self._stream, self._resampler, self._buffer = stream, resampler, buffer
+        self._settled = 0  # samples that the buffer had handed out before this utterance
 
-    def _check(self) -> None:
-        self._raise_failure()
-        if self._finished.is_set():
-            raise PlaybackError("the sound device has stopped: open a new Player")
+    def _queue(self, pcm: NDArray[np.float32]) -> None:
+        self._utterance.append(pcm)
+        self._queue_device(self._resampler.push(pcm))
 
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise PlaybackError(f"playback failed: {self._failure!r}") from self._failure
+    def _queue_device(self, samples: NDArray[np.float32]) -> None:
+        if samples.size:
+            # In range: not every device clips by itself, and a filter may swing over a little.
+            self._buffer.append(np.clip(samples, -1.0, 1.0))
+
+    def _end(self) -> None:
+        if not self._utterance.ended:
+            self._utterance.ended = True
+            self._queue_device(self._resampler.finish())
+        self._buffer.end()
+
+    def _played(self) -> int:
+        """Return how many samples of the utterance the device was given."""
+        given = self._buffer.counts.played - self._settled
+        played = round(given * self._rate_hz / self._stream.format.rate_hz)
+        return min(played, self._utterance.written)
+
+    def _stats(self) -> PlaybackStats:
+        earlier, counts, played = self._earlier, self._buffer.counts, self._played()
+        silence = counts.underrun_samples * self._rate_hz / self._stream.format.rate_hz
+        return PlaybackStats(
+            played_samples=earlier.played_samples + played,
+            queued_samples=self._utterance.written - played,
+            underruns=earlier.underruns + counts.underruns,
+            underrun_samples=earlier.underrun_samples + round(silence),
+            device_underflows=earlier.device_underflows + self._stream.underflows,
+            devices_lost=earlier.devices_lost,
+        )
+
+    def _settle(self, played: int) -> None:
+        """Close the books of the utterance, of which so many samples were played."""
+        total = self._earlier.played_samples + played
+        self._earlier = dataclasses.replace(self._earlier, played_samples=total)
+        self._settled = self._buffer.counts.played
+        self._utterance = _Utterance()
+        self._buffer.start_delay_s = self._start_delay_s + self._resampler.hold_back_s
+
+    def _look_after_device(self) -> None:
+        """Raise where nothing can be played any more; move to another device where asked to.
+
+        Comes before every step that waits for the device.
+        """
+        if self._error is not None:
+            raise self._error
+        failure = self._stream.failure
+        if failure is not None:
+            error = PlaybackError(f"playback failed: {failure!r}")
+            error.__cause__ = failure
+            self._give_up(error)
+            raise error
+        reason = self._stream.trouble()
+        if reason is not None:
+            self._replace_device(reason)
+
+    def _give_up(self, error: PlaybackError) -> bool:
+        """Release the device, and let every later call fail with ``error``."""
+        self._error = error
+        self._buffer.clear()  # wakes a writer
+        self._settle(self._played())
+        return self._stream.close()
+
+    def _replace_device(self, reason: str) -> None:
+        utterance, played, stats = self._utterance, self._played(), self._stats()
+        paused = self._buffer.paused
+        lost = DeviceLostError(
+            f"the sound device {self.format.device!r} is lost: {reason}. Open a new Player, or let "
+            f"it go on elsewhere with on_lost='default'",
+            device=self.format.device,
+            unplayed_samples=utterance.written - played,
+        )
+        released = self._give_up(lost)
+        if self._on_lost == "raise":
+            raise lost
+        if not released:
+            raise lost from PlaybackError("it does not let go, so that no other one can be opened")
+        self._open_default(lost)
+        self._error = None
+        self._earlier = dataclasses.replace(stats, devices_lost=stats.devices_lost + 1)
+        if paused:
+            self._buffer.pause()
+        rest = utterance.rest(played)
+        if rest:
+            self._buffer.start_delay_s = 0.0  # the listener has waited long enough
+        for pcm in rest:
+            self._queue(pcm)
+        if utterance.ended:
+            self._end()
+
+    def _open_default(self, lost: DeviceLostError) -> None:
+        problem: Exception | None = None
+        for attempt in range(MOVE_TRIES):
+            if attempt:
+                time.sleep(MOVE_PAUSE_S)
+            try:
+                if not within(RELEASE_S, refresh_devices):
+                    raise PlaybackError("PortAudio does not start again")
+                self._open(None)
+                return
+            except (PlaybackError, MissingDependencyError) as error:
+                problem = error
+        raise lost from problem
 
 
-class _Stop(Exception):
-    """What the callback raises to end a stream that is not sounddevice's."""
+class _Utterance:
+    """What was written of one utterance, as it was written, for as long as it is not played.
 
+    Where the device is lost, that goes to the next one, which may take another rate.
+    """
 
-def _sounddevice() -> tuple[Callable[..., Any], type[BaseException]]:
-    try:
-        import sounddevice
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"playing sound needs sounddevice ({error}): pip install 'codecstream[play]'"
-        ) from error
-    except OSError as error:
-        raise MissingDependencyError(
-            f"playing sound needs the PortAudio library ({error}): "
-            f"install it with the system's package manager, such as libportaudio2"
-        ) from error
-    return sounddevice.OutputStream, sounddevice.CallbackStop
+    def __init__(self) -> None:
+        self.written = 0
+        self.ended = False
+        self._chunks: deque[NDArray[np.float32]] = deque()
+        self._first = 0  # samples before those chunks
+
+    def append(self, pcm: NDArray[np.float32]) -> None:
+        """Add float32 ``[samples]``, which must not change afterwards."""
+        self._chunks.append(pcm)
+        self.written += pcm.size
+        self.ended = False
+
+    def forget(self, played: int) -> None:
+        """Let go of chunks of which every sample is among the first ``played``."""
+        while self._chunks and self._first + self._chunks[0].size <= played:
+            self._first += self._chunks.popleft().size
+
+    def rest(self, played: int) -> list[NDArray[np.float32]]:
+        """Return the chunks that follow the first ``played`` samples."""
+        self.forget(played)
+        chunks = list(self._chunks)
+        if chunks:
+            chunks[0] = chunks[0][played - self._first :]
+        return chunks

@@ -25,7 +25,7 @@ __all__ = ["WavWriter", "read_wav", "write_wav"]
 
 
 class WavWriter:
-    """Write float32 chunks to a 16-bit mono WAV file; usable as a context manager."""
+    """Write float32 chunks to a 16-bit mono WAV file; a sink, and a context manager."""
 
     def __init__(self, path: str | Path, sample_rate_hz: int) -> None:
         # Opened here: where it fails, wave of Python 3.11 complains a second time on its own.
@@ -38,6 +38,13 @@ class WavWriter:
     def write(self, pcm: NDArray[np.float32]) -> None:
         """Append float32 ``[samples]``."""
         self._file.writeframes(to_int16(pcm).astype("<i2").tobytes())
+
+    def drain(self) -> None:
+        """Bring everything to the file; it can be read from here on, and written further."""
+        self._raw.flush()
+
+    def clear(self) -> None:
+        """Do nothing: what is in the file stays there."""
 
     def close(self) -> None:
         """Finish the file's header; may be called twice."""

@@ -3,6 +3,7 @@ r"""Speak a text through a talker server, decode it here, play it, and print how
 python examples/player.py --wav demo.wav                      # bundled demo, no server needed
 python examples/player.py --url ws://HOST:8000/v1/audio/speech/stream \
     --artifact decoder-onnx --text "Hello." --voice vivian
+python examples/player.py --stdout | aplay -f S16_LE -r 24000  # any other program's sound output
 """
 
 import argparse
@@ -11,19 +12,22 @@ import contextlib
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import codecstream
 from codecstream import demo
+from codecstream.devices import list_devices
 from codecstream.playback import Player
+from codecstream.sinks import RawSink, Sink
 from codecstream.testing import Recording, ReplayServer
 from codecstream.wav import WavWriter
-
-DECODING_S = 0.25  # decoding a chunk takes time, too
 
 
 async def main(options: argparse.Namespace) -> None:
     """Speak one text."""
+    if options.list_devices:
+        return print(*list_devices() or ["This machine has no sound device."], sep="\n")
     async with contextlib.AsyncExitStack() as stack:
         if options.url is None:
             said = demo.utterances()
@@ -38,54 +42,52 @@ async def main(options: argparse.Namespace) -> None:
                 sys.exit(f"error: the demo decoder has learned these by heart:\n  {sentences}")
         program = codecstream.load_program(options.artifact)
         rate_hz = program.geometry.sample_rate_hz
-        player = None if options.no_audio else open_player(program)
-        if player is not None:
-            stack.enter_context(player)
-        wav = stack.enter_context(WavWriter(options.wav, rate_hz)) if options.wav else None
+        player = None if options.no_audio or options.stdout else open_player(program, options)
+        sinks: list[Sink] = [] if player is None else [stack.enter_context(player)]
+        if options.wav:
+            sinks.append(stack.enter_context(WavWriter(options.wav, rate_hz)))
+        if options.stdout:
+            sinks.append(RawSink(sys.__stdout__.buffer))
         client = await stack.enter_async_context(codecstream.connect(options.url, program))
-        settings = {"voice": options.voice} if options.voice else {}
-        utterance = client.speak(options.text, **settings)
+        utterance = client.speak(options.text, voice=options.voice)
         async for chunk in utterance:
-            if wav is not None:
-                wav.write(chunk.pcm)
-            if player is not None:
-                await asyncio.to_thread(player.write, chunk.pcm)
-        if player is not None:
-            await asyncio.to_thread(player.drain)
-    report = make_report(utterance.result, player)
-    print_table(report, options.wav)
+            for sink in sinks:
+                await asyncio.to_thread(sink.write, chunk.pcm)
+        for sink in sinks:
+            await asyncio.to_thread(sink.drain)
+    print_table(report := make_report(utterance.result, player), options.wav)
     if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(report, file, indent=2)
+        Path(options.json).write_text(json.dumps(report, indent=2), encoding="utf-8")
 
 
-def open_player(program: codecstream.Program) -> Player | None:
-    """Open the sound device, or say what is missing and go on without."""
-    delay_frames = codecstream.Ramp().start_delay_frames(pace=1.0)
-    delay_s = program.geometry.seconds(1) * delay_frames + DECODING_S
+def open_player(program: codecstream.Program, options: argparse.Namespace) -> Player | None:
+    """Open the sound device; without one, say what is missing and go on, unless it was named."""
+    rate_hz, frame_s = program.geometry.sample_rate_hz, program.geometry.seconds(1)
+    delay_s = (
+        codecstream.Ramp().start_delay_frames(pace=1.0) * frame_s + 0.25
+    )  # s, to decode a chunk
     try:
-        return Player(program.geometry.sample_rate_hz, start_delay_s=delay_s)
+        return Player(rate_hz, device=options.device, start_delay_s=delay_s)
     except (codecstream.MissingDependencyError, codecstream.PlaybackError) as error:
+        if options.device is not None:
+            raise
         print(f"Not playing: {error}")
         return None
 
 
 def make_report(result: codecstream.UtteranceResult, player: Player | None) -> dict[str, Any]:
     """Return the figures that --json writes; what was not measured is null, with a reason."""
-    report = asdict(result.metrics)
-    report["total_frames"] = result.frames_decoded
+    report = asdict(result.metrics) | {"total_frames": result.frames_decoded}
     report["schedule"] = list(codecstream.DEFAULT_RAMP)
     report["underruns"] = None if player is None else player.stats.underruns
     report["chunks"] = [asdict(chunk) for chunk in result.timeline]
     reason = "no audio came" if player is not None or not result.timeline else "nothing was played"
-    report["null_because"] = {name: reason for name, value in report.items() if value is None}
-    return report
+    return report | {"null_because": {name: reason for name in report if report[name] is None}}
 
 
 def print_table(report: dict[str, Any], wav: str | None) -> None:
     """Print the figures that a person looks at."""
-    chunks = report["chunks"]
-    written = f", written to {wav}" if wav else ""
+    chunks, written = report["chunks"], f", written to {wav}" if wav else ""
     print(f"{report['audio_s']:.2f} s of speech in {len(chunks)} chunks{written}")
     if not chunks:
         return
@@ -95,24 +97,23 @@ def print_table(report: dict[str, Any], wav: str | None) -> None:
     print(f"  RTF             {report['rtf']:7.2f}     wall time over audio time")
     print(f"  decode RTF      {report['decode_rtf']:7.3f}     below 1, the device keeps up")
     print("  chunk  frames  arrived ms  ready ms  decode ms")
-    for chunk in chunks:
-        print(
-            f"  {chunk['idx']:5d}  {chunk['frames']:6d}  {chunk['arrival_ms']:10.0f}"
-            f"  {chunk['t_ms']:8.0f}  {chunk['decode_ms']:9.1f}"
-        )
+    row = "  {idx:5d}  {frames:6d}  {arrival_ms:10.0f}  {t_ms:8.0f}  {decode_ms:9.1f}"
+    print(*(row.format(**chunk) for chunk in chunks), sep="\n")
 
 
 def parse_options() -> argparse.Namespace:
     """Return the command line's options."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("--url", help="the server; without it, the bundled demo is replayed")
     parser.add_argument("--artifact", metavar="DIR", help="decoder artifact of codecstream-export")
     parser.add_argument("--text", help="what to say")
     parser.add_argument("--voice", help="the server's name of a voice")
     parser.add_argument("--wav", metavar="FILE", help="write the speech to a WAV file")
     parser.add_argument("--no-audio", action="store_true", help="do not play")
+    parser.add_argument("--stdout", action="store_true", help="write 16-bit samples to stdout")
+    parser.add_argument("--device", metavar="NAME_OR_INDEX", help="where to play")
+    parser.add_argument("--list-devices", action="store_true", help="show what can play, and stop")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     options = parser.parse_args()
     if options.url and not (options.artifact and options.text):
@@ -121,7 +122,9 @@ def parse_options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
-        asyncio.run(main(parse_options()))
+    options = parse_options()
+    try:  # with --stdout, that is for samples; what people read goes to stderr
+        with contextlib.redirect_stdout(sys.stderr if options.stdout else sys.stdout):
+            asyncio.run(main(options))
     except codecstream.CodecStreamError as error:
         sys.exit(f"error: {error}")

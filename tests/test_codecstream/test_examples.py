@@ -147,6 +147,63 @@ def test_case_44_player_without_sound_says_what_is_missing_and_goes_on(tmp_path:
     assert (tmp_path / "a.wav").stat().st_size > 100_000
 
 
+def test_player_to_a_pipe_is_samples_and_nothing_else(demo_program: Program) -> None:
+    utterance = min(demo.utterances(), key=lambda u: len(u.codes))
+    command = [sys.executable, "-W", "error", "examples/player.py", "--stdout", "--text"]
+    done = subprocess.run([*command, utterance.text], cwd=ROOT, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    decoder = codecstream.StreamDecoder(demo_program)
+    expected = np.concatenate([*decoder.push(utterance.codes), *decoder.finish()])
+    assert np.abs(np.frombuffer(done.stdout, "<i2") / 32767 - expected).max() < 1 / 32767
+    assert b"TTFA" in done.stderr
+
+
+def test_player_whose_pipe_breaks_ends_with_one_line() -> None:
+    command = [sys.executable, "examples/player.py", "--stdout"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as player:
+        assert player.stdout is not None and player.stderr is not None
+        player.stdout.read(100)
+        player.stdout.close()
+        told = player.stderr.read().decode().splitlines()
+    assert player.returncode == 1
+    assert told[-1].startswith("error: the output stream takes no more sound")
+    assert "Traceback" not in "".join(told)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--list-devices"], "*  1  Speakers, FakeAudio, 48000 Hz"),
+        (["--device", "foo"], "no sound device 'foo'"),
+        (["--device", "7"], "no sound device 7"),
+    ],
+)
+def test_player_shows_the_devices_to_choose_from(
+    tmp_path: Path, options: list[str], told: str
+) -> None:
+    sound = tmp_path / "sounddevice.py"
+    sound.write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}); import fake_sound\n"
+        "devices = [fake_sound.FakeDevice('Microphone', channels=()), fake_sound.FakeDevice()]\n"
+        "sys.modules['sounddevice'] = fake_sound.FakeSound(devices, default=1)\n"
+    )
+    code = (
+        f"import sys, runpy; sys.path.insert(0, {str(tmp_path)!r}); "
+        f"sys.argv = ['player.py', *{options!r}]; "
+        f"runpy.run_path('examples/player.py', run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == (options != ["--list-devices"])
+    printed = done.stderr if done.returncode else done.stdout
+    assert told in printed and "Traceback" not in printed
+    assert "*  1  Speakers, FakeAudio, 48000 Hz" in printed, "what there is to choose from"
+    assert "Microphone" not in printed
+
+
 def test_embedding_document_runs(tmp_path: Path, demo_program: Program) -> None:
     """docs/embedding.md is enough to run an artifact, and gives the very same audio."""
     text = (ROOT / "docs" / "embedding.md").read_text(encoding="utf-8")

@@ -34,7 +34,7 @@ def run(code: str) -> str:
 
 
 def test_import_loads_nothing_heavy() -> None:
-    heavy = "torch onnxruntime onnx sounddevice websockets rich asyncio ssl"
+    heavy = "torch onnxruntime onnx sounddevice soxr websockets rich asyncio ssl"
     code = f"import sys, codecstream; print([m for m in '{heavy}'.split() if m in sys.modules])"
     assert run(code) == "[]"
 
@@ -49,9 +49,10 @@ def test_names_are_all_there() -> None:
 
 
 @pytest.mark.case(44)
-@pytest.mark.parametrize("missing", ["sounddevice", "torch", "onnxruntime"])
+@pytest.mark.parametrize("missing", ["sounddevice", "soxr", "torch", "onnxruntime"])
 def test_case_44_import_works_without_optional_packages(missing: str) -> None:
-    run(f"import sys; sys.modules[{missing!r}] = None; import codecstream.client, codecstream.wav")
+    modules = "codecstream.client, codecstream.wav, codecstream.sinks, codecstream.playback"
+    run(f"import sys; sys.modules[{missing!r}] = None; import {modules}")
 
 
 @pytest.mark.parametrize("name", ["codecstream", *MODULES, "codecstream_parity"])

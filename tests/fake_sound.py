@@ -1,0 +1,230 @@
+"""A sound system with a clock of its own, in place of the module sounddevice.
+
+Devices play only when a test says so, refuse formats, hold samples for their latency, and get
+lost. They behave as PortAudio's: after the callback has raised its stop exception they play what
+they hold, then call ``finished_callback``; an aborted stream drops what it holds; a stream must be
+stopped before it can start again; devices are looked for only when the library starts.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+T = TypeVar("T")
+
+
+class PortAudioError(Exception):
+    pass
+
+
+class CallbackStop(Exception):
+    pass
+
+
+@dataclass
+class FakeDevice:
+    name: str = "Speakers"
+    rates_hz: tuple[float, ...] | None = None  # None: any
+    channels: tuple[int, ...] = (1, 2)
+    default_rate_hz: float = 48_000.0
+    granted_hz: float | None = None  # None: as asked
+    latency_s: float = 0.02
+    close_hangs_s: float = 0.0
+
+    def check(self, rate_hz: float, channels: int) -> None:
+        if channels not in self.channels:
+            raise PortAudioError("Invalid number of channels", -9998)
+        if self.rates_hz is not None and rate_hz not in self.rates_hz:
+            raise PortAudioError("Invalid sample rate", -9997)
+
+
+@dataclass
+class FakeSound:
+    """The module; ``devices[default]`` is the default device, and -1 means none."""
+
+    devices: list[FakeDevice] = field(default_factory=lambda: [FakeDevice()])
+    default: int = 0
+    now_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.streams: list[FakeStream] = []
+        self.opened: list[tuple[float, int]] = []  # formats tried
+        self.plugged: list[FakeDevice] | None = None  # what is found when it starts again
+        self.PortAudioError = PortAudioError
+        self.CallbackStop = CallbackStop
+
+    def install(self, patch: pytest.MonkeyPatch) -> FakeSound:
+        patch.setitem(sys.modules, "sounddevice", self)
+        return self
+
+    def clock(self) -> float:
+        return self.now_s
+
+    @property
+    def stream(self) -> FakeStream:
+        """The stream opened last."""
+        return self.streams[-1]
+
+    def OutputStream(self, **options: Any) -> FakeStream:
+        self.opened.append((options["samplerate"], options["channels"]))
+        device = self.devices[options["device"]]
+        device.check(options["samplerate"], options["channels"])
+        self.streams.append(FakeStream(self, device, options))
+        return self.streams[-1]
+
+    def check_output_settings(
+        self, *, device: int, channels: int, dtype: str, samplerate: float
+    ) -> None:
+        self.devices[device].check(samplerate, channels)
+
+    def query_devices(self, device: str | int | None = None, kind: str | None = None) -> Any:
+        infos = [
+            {
+                "index": index,
+                "name": each.name,
+                "hostapi": 0,
+                "max_output_channels": max(each.channels, default=0),
+                "default_samplerate": each.default_rate_hz,
+            }
+            for index, each in enumerate(self.devices)
+        ]
+        if kind is None:
+            return tuple(infos)
+        if device is None:
+            if self.default < 0:
+                raise PortAudioError("Error querying device -1")
+            return infos[self.default]
+        found = [
+            info
+            for info in infos
+            if device == info["index"] or str(device).lower() in str(info["name"]).lower()
+        ]
+        if len(found) != 1:
+            raise ValueError(f"{len(found)} output devices matching {device!r}")
+        return found[0]
+
+    def query_hostapis(self, index: int) -> dict[str, str]:
+        return {"name": "FakeAudio"}
+
+    def _terminate(self) -> None:
+        for stream in self.streams:
+            stream.active = False
+
+    def _initialize(self) -> None:
+        if self.plugged is not None:
+            self.devices = self.plugged
+            self.default = 0 if self.plugged else -1
+
+
+class FakeStream:
+    def __init__(self, sound: FakeSound, device: FakeDevice, options: dict[str, Any]) -> None:
+        self._sound = sound
+        self._device = device
+        self._callback: Callable[..., None] = options["callback"]
+        self._finished: Callable[[], None] = options["finished_callback"]
+        self.samplerate = device.granted_hz or options["samplerate"]
+        self.channels = options["channels"]
+        self.latency = device.latency_s
+        self.active = False
+        self.stopped = True
+        self.lost = False
+        self.start_fails = False
+        self.calls: list[str] = []
+        self.blocks: list[NDArray[np.float32]] = []  # given by the callback, [frames, channels]
+        self._held: list[NDArray[np.float32]] = []
+        self._heard: list[NDArray[np.float32]] = []
+
+    def start(self) -> None:
+        self.calls.append("start")
+        if self.start_fails or self.lost:
+            raise PortAudioError("Unanticipated host error", -9999)
+        if not self.stopped:
+            raise PortAudioError("Stream is not stopped", -9982)
+        self.active, self.stopped = True, False
+
+    def abort(self) -> None:
+        self.calls.append("abort")
+        was_active, self.active, self.stopped = self.active, False, True
+        self._held.clear()
+        if was_active:
+            self._finished()
+
+    def close(self) -> None:
+        self.calls.append("close")
+        time.sleep(self._device.close_hangs_s)
+        self.active, self.stopped = False, True
+        self._held.clear()
+
+    def unplug(self, *, silently: bool) -> None:
+        """Take the device away; ``silently``, its callback just stops coming."""
+        self.lost = True
+        if not silently:
+            self.active = False
+            self._finished()
+
+    def pull(self, frames: int, *, underflow: bool = False) -> NDArray[np.float32]:
+        """Ask for one block, as the device's thread would, and return its first channel."""
+        assert self.active and not self.lost
+        out = np.full((frames, self.channels), 9.0, np.float32)
+        try:
+            self._callback(out, frames, None, SimpleNamespace(output_underflow=underflow))
+        except CallbackStop:
+            self.active = False
+        self._sound.now_s += frames / self.samplerate
+        self.blocks.append(out)
+        self._held.append(out[:, 0])
+        if not self.active:
+            self._heard += self._held
+            self._held.clear()
+            self._finished()
+        while sum(block.size for block in self._held) > self.latency * self.samplerate:
+            self._heard.append(self._held.pop(0))
+        return out[:, 0]
+
+    def play(self, seconds: float, frames: int = 480) -> NDArray[np.float32]:
+        """Ask for blocks for that long; return what the callback gave."""
+        count = round(seconds * self.samplerate / frames)
+        return np.concatenate([self.pull(frames) for _ in range(count)])
+
+    @property
+    def given(self) -> NDArray[np.float32]:
+        """Everything that the callback gave, of the first channel."""
+        return np.concatenate([np.empty(0, np.float32), *(block[:, 0] for block in self.blocks)])
+
+    @property
+    def heard(self) -> NDArray[np.float32]:
+        """What the listener has heard so far."""
+        return np.concatenate([np.empty(0, np.float32), *self._heard])
+
+
+def while_playing(
+    sound: FakeSound,
+    call: Callable[[], T],
+    *,
+    frames: int = 1024,
+    ready: Callable[[], bool] = lambda: True,
+) -> T:
+    """Run ``call`` in a thread; once ``ready``, play with the device that is open until it returns.
+
+    The device here plays as fast as it can: without ``ready`` it may be seconds ahead before the
+    call has even begun.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(call)
+        while not future.done():
+            stream = sound.stream
+            if ready() and stream.active and not stream.lost:
+                stream.pull(frames)
+            else:
+                time.sleep(0.001)
+        return future.result()

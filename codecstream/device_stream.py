@@ -43,6 +43,10 @@ RESTART_S = 2.0
 # host error, invalid number of channels, invalid sample rate, sample format not supported.
 FORMAT_ERRORS = frozenset({-9999, -9998, -9997, -9994})
 
+# Those that are open: the device's thread calls into them, and would call into nothing where the
+# last reference to one is lost before it is closed.
+_open_streams: set[DeviceStream] = set()
+
 
 @dataclass(frozen=True, slots=True)
 class StreamFormat:
@@ -100,6 +104,7 @@ class DeviceStream:
             channels=int(self._stream.channels),
             latency_s=float(self._stream.latency),
         )
+        _open_streams.add(self)
 
     @property
     def over(self) -> bool:
@@ -162,8 +167,15 @@ class DeviceStream:
 
     def close(self) -> bool:
         """Release the device; return False where it does not let go, and is left behind."""
+
+        def release() -> None:
+            try:
+                self._stream.close()
+            finally:
+                _open_streams.discard(self)
+
         with contextlib.suppress(Exception):  # where that fails, there is nothing to release
-            return within(RELEASE_S, self._stream.close)
+            return within(RELEASE_S, release)
         return True
 
     def _open(self, rate_hz: int, latency_s: float) -> Any:

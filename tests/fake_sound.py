@@ -20,7 +20,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from codecstream.playback import Player
+
 T = TypeVar("T")
+
+RATE = 24_000
+FRAME = 1920
 
 
 class PortAudioError(Exception):
@@ -88,7 +93,7 @@ class FakeSound:
         self.devices[device].check(samplerate, channels)
 
     def query_devices(self, device: str | int | None = None, kind: str | None = None) -> Any:
-        infos = [
+        infos: list[dict[str, Any]] = [
             {
                 "index": index,
                 "name": each.name,
@@ -107,8 +112,14 @@ class FakeSound:
         found = [
             info
             for info in infos
-            if device == info["index"] or str(device).lower() in str(info["name"]).lower()
+            if info["max_output_channels"]
+            and (
+                device == info["index"]
+                or (isinstance(device, str) and device.lower() in info["name"].lower())
+            )
         ]
+        if len(found) != 1 and isinstance(device, int):
+            raise PortAudioError(f"Error querying device {device}")
         if len(found) != 1:
             raise ValueError(f"{len(found)} output devices matching {device!r}")
         return found[0]
@@ -228,3 +239,29 @@ def while_playing(
             else:
                 time.sleep(0.001)
         return future.result()
+
+
+def ramp(samples: int, start: int = 0) -> NDArray[np.float32]:
+    """Samples that tell their place; none is 0."""
+    return (np.arange(start + 1, start + samples + 1) / 2**20).astype(np.float32)
+
+
+def speech(seconds: float) -> NDArray[np.float32]:
+    """A signal without steps, so that a step is a seam."""
+    t = np.arange(round(seconds * RATE)) / RATE
+    return (0.4 * np.sin(2 * np.pi * 220 * t) + 0.2 * np.sin(2 * np.pi * 1730 * t)).astype(
+        np.float32
+    )
+
+
+def drain_playing(sound: FakeSound, player: Player, frames: int = 1024) -> None:
+    """Drain while the device plays; it starts when the player knows that nothing follows."""
+
+    def ready() -> bool:
+        return player._utterance.ended or not player._utterance.written
+
+    while_playing(sound, player.drain, frames=frames, ready=ready)
+
+
+def sounding(heard: NDArray[np.float32]) -> NDArray[np.float32]:
+    return heard[heard != 0]

@@ -9,9 +9,10 @@ stopped before it can start again; devices are looked for only when the library 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -218,27 +219,57 @@ class FakeStream:
         return np.concatenate([np.empty(0, np.float32), *self._heard])
 
 
-def while_playing(
+class Threads:
+    """Runs calls in threads, and unlike an executor does not wait for one that hangs."""
+
+    def __enter__(self) -> Threads:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
+        future: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(call(*arguments))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=work, daemon=True).start()
+        return future
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until ``condition`` holds, for 10 s at most."""
+    until_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < until_s, "waited for 10 s"
+        time.sleep(0.001)
+
+
+def play_until_done(
     sound: FakeSound,
-    call: Callable[[], T],
+    call: Future[T],
     *,
     frames: int = 1024,
     ready: Callable[[], bool] = lambda: True,
 ) -> T:
-    """Run ``call`` in a thread; once ``ready``, play with the device that is open until it returns.
+    """Once ``ready``, play with the device that is open until ``call`` is done.
 
     The device here plays as fast as it can: without ``ready`` it may be seconds ahead before the
     call has even begun.
     """
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(call)
-        while not future.done():
-            stream = sound.stream
-            if ready() and stream.active and not stream.lost:
-                stream.pull(frames)
-            else:
-                time.sleep(0.001)
-        return future.result()
+    until_s = time.monotonic() + 10
+    while not call.done():
+        assert time.monotonic() < until_s, "waited for 10 s"
+        stream = sound.stream
+        if ready() and stream.active and not stream.lost:
+            stream.pull(frames)
+        else:
+            time.sleep(0.001)
+    return call.result()
 
 
 def ramp(samples: int, start: int = 0) -> NDArray[np.float32]:
@@ -260,7 +291,7 @@ def drain_playing(sound: FakeSound, player: Player, frames: int = 1024) -> None:
     def ready() -> bool:
         return player._utterance.ended or not player._utterance.written
 
-    while_playing(sound, player.drain, frames=frames, ready=ready)
+    play_until_done(sound, Threads().submit(player.drain), frames=frames, ready=ready)
 
 
 def sounding(heard: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
-from fake_sound import FRAME, RATE, FakeDevice, FakeSound, drain_playing, ramp, sounding, speech
+from fake_sound import (
+    FRAME,
+    RATE,
+    FakeDevice,
+    FakeSound,
+    Threads,
+    drain_playing,
+    ramp,
+    sounding,
+    speech,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,13 +67,12 @@ def test_utterance_after_utterance_on_one_player(sound: FakeSound) -> None:
 def test_write_waits_while_the_queue_is_full(sound: FakeSound) -> None:
     player = Player(RATE, capacity_s=1000 / RATE)
     player.write(ramp(1000))
-    writer = threading.Thread(target=player.write, args=(ramp(500, 1000),))
-    writer.start()
-    writer.join(0.2)
-    assert writer.is_alive() and player.stats.queued_samples == 1000
+    writing = Threads().submit(player.write, ramp(500, 1000))
+    time.sleep(0.1)
+    assert not writing.done() and player.stats.queued_samples == 1000
     sound.stream.pull(600)
-    writer.join(5)
-    assert not writer.is_alive() and player.stats.queued_samples == 900
+    writing.result(5)
+    assert player.stats.queued_samples == 900
     player.close()
 
 
@@ -174,7 +181,7 @@ def test_case_10_clear_is_heard_within_100_ms_and_the_next_utterance_is_clean(
 def test_case_10_a_writer_that_waited_is_not_heard_after_clear(sound: FakeSound) -> None:
     with Player(RATE, capacity_s=0.1) as player:
         player.write(ramp(RATE))
-        with ThreadPoolExecutor(1) as pool:
+        with Threads() as pool:
             waiting = pool.submit(player.write, ramp(500, RATE))
             time.sleep(0.05)
             assert not waiting.done()
@@ -186,7 +193,7 @@ def test_case_10_a_writer_that_waited_is_not_heard_after_clear(sound: FakeSound)
 @pytest.mark.parametrize("latency_s", [0.02, 0.4])
 def test_clear_ends_a_drain(sound: FakeSound, latency_s: float) -> None:
     sound.devices[0].latency_s = latency_s
-    with Player(RATE) as player, ThreadPoolExecutor(1) as pool:
+    with Player(RATE) as player, Threads() as pool:
         player.write(ramp(RATE))
         draining = pool.submit(player.drain)
         time.sleep(0.05)
@@ -239,21 +246,20 @@ def test_pause_and_resume_lose_and_repeat_nothing(
 
 
 def test_writing_goes_on_while_paused_until_the_queue_is_full(sound: FakeSound) -> None:
-    with Player(RATE, capacity_s=1.0) as player, ThreadPoolExecutor(1) as pool:
+    with Player(RATE, capacity_s=1.0) as player, Threads() as pool:
         player.write(ramp(FRAME))
         sound.stream.pull(480)
         player.pause()
         for frame in range(1, 13):
             player.write(ramp(FRAME, frame * FRAME))
-        waiting = pool.submit(lambda: [player.write(ramp(FRAME, n * FRAME)) for n in (13, 14, 15)])
+        waiting = pool.submit(player.write, ramp(FRAME, 13 * FRAME))
         assert not sound.stream.play(2.0).any()
-        assert not waiting.done() and player.stats.queued_samples <= RATE + FRAME
+        assert not waiting.done() and RATE <= player.stats.queued_samples <= RATE + FRAME
         player.resume()
-        while not waiting.done():
-            sound.stream.pull(480)
-            time.sleep(0.001)
+        sound.stream.play(0.04)
+        waiting.result(5)
         drain_playing(sound, player)
-        assert np.array_equal(sounding(sound.stream.heard), ramp(16 * FRAME))
+        assert np.array_equal(sounding(sound.stream.heard), ramp(14 * FRAME))
         assert player.stats.underruns == 0, "paused time is no underrun"
 
 
@@ -263,7 +269,7 @@ def test_close_ends_every_wait(sound: FakeSound, wait: str) -> None:
     player.write(ramp(RATE))
     player.pause()
     arguments = (ramp(10),) if wait == "write" else ()
-    with ThreadPoolExecutor(1) as pool:
+    with Threads() as pool:
         waiting = pool.submit(getattr(player, wait), *arguments)
         time.sleep(0.05)
         player.close()

@@ -7,7 +7,6 @@ import gc
 import sys
 import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,13 @@ from fake_sound import (
     RATE,
     FakeDevice,
     FakeSound,
+    Threads,
     drain_playing,
+    play_until_done,
     ramp,
     sounding,
     speech,
+    wait_for,
 )
 from numpy.typing import NDArray
 
@@ -213,9 +215,8 @@ def test_case_49_a_failing_callback_reaches_the_caller(
         return read(block)
 
     monkeypatch.setattr(stream, "_read_into", broken)
-    with ThreadPoolExecutor(1) as pool:
+    with Threads() as pool:
         if call == "full":
-            waiting = pool.submit(player.write, ramp(RATE))
             waiting = pool.submit(player.write, ramp(RATE))
         elif call == "drain":
             waiting = pool.submit(player.drain)
@@ -257,7 +258,7 @@ def test_a_lost_device_is_told_with_what_was_not_played(sound: FakeSound, silent
     sound.stream.pull(480)
     sound.stream.unplug(silently=silently)
     with pytest.raises(DeviceLostError) as caught:
-        while True:
+        for _ in range(200):
             player.write(ramp(10))
             time.sleep(0.01)
     assert caught.value.device == "Speakers"
@@ -288,7 +289,7 @@ def test_a_slow_start_and_a_sleeping_machine_are_no_loss(sound: FakeSound) -> No
     player.write(ramp(100))
     sound.stream.pull(50)
     sound.now_s += 3600
-    with ThreadPoolExecutor(1) as pool:
+    with Threads() as pool:
         waiting = pool.submit(player.write, ramp(100, 100))
         time.sleep(0.01)
         sound.stream.pull(10)
@@ -307,7 +308,9 @@ def test_playing_goes_on_with_the_new_default(
     sound.devices[0] = FakeDevice("Headset", rates_hz=(48_000,))
     pcm = speech(2.0)
     with Player(RATE, on_lost="default", capacity_s=1.0) as player:
-        player.write(pcm[:RATE])
+        block = pcm[:RATE].copy()
+        player.write(block)
+        block[:] = 0  # as a caller does who uses one array again and again
         headset = sound.stream
         time.sleep(0.06)  # longer than the start waits for what the resampler holds back
         headset.play(0.5)
@@ -316,22 +319,16 @@ def test_playing_goes_on_with_the_new_default(
         player.pause()  # which must be so on the new device, too
         sound.plugged = [FakeDevice("Speakers", rates_hz=(new_hz,), channels=(2,))]
         headset.unplug(silently=silently)
-        with ThreadPoolExecutor(1) as pool:
+        with Threads() as pool:
             if ends_in == "write":
                 pool.submit(player.write, pcm[RATE : 2 * RATE]).result(5)
                 call = pool.submit(player.drain)
             else:
                 call = pool.submit(player.drain)
-            while sound.stream is headset or not player._utterance.ended:
-                time.sleep(0.001)
+            wait_for(lambda: sound.stream is not headset and player._utterance.ended)
             assert not sound.stream.play(0.1).any()
             player.resume()
-            while not call.done():
-                if sound.stream.active:
-                    sound.stream.pull(480)
-                else:
-                    time.sleep(0.001)
-            call.result()
+            play_until_done(sound, call)
         assert "close" in headset.calls
         assert player.format.device == "Speakers"
         assert player.stats.devices_lost == 1 and player.stats.underruns == 0

@@ -287,9 +287,9 @@ class Player(ClosingSink):
 
     def _end(self) -> None:
         if not self._utterance.ended:
-            self._utterance.ended = True
             self._queue_device(self._resampler.finish())
-        self._buffer.end()
+            self._buffer.end()
+            self._utterance.ended = True
 
     def _played(self) -> int:
         """Return how many samples of the utterance the device was given."""

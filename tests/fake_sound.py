@@ -76,6 +76,10 @@ class FakeSound:
     def clock(self) -> float:
         return self.now_s
 
+    def player(self, **settings: Any) -> Player:
+        """A player whose time is this system's: it passes only while a device plays."""
+        return Player(RATE, clock=self.clock, **settings)
+
     @property
     def stream(self) -> FakeStream:
         """The stream opened last."""
@@ -178,9 +182,11 @@ class FakeStream:
         self._held.clear()
 
     def unplug(self, *, silently: bool) -> None:
-        """Take the device away; ``silently``, its callback just stops coming."""
+        """Take the device away; ``silently``, its callback has not come for 2 s, no more."""
         self.lost = True
-        if not silently:
+        if silently:
+            self._sound.now_s += 2
+        else:
             self.active = False
             self._finished()
 

@@ -41,7 +41,7 @@ def test_case_46_drain_returns_after_the_last_sample_was_heard(
     sound: FakeSound, frames: int
 ) -> None:
     sound.devices[0].latency_s = 0.4
-    with Player(RATE) as player:
+    with sound.player() as player:
         for frame in range(frames):
             player.write(ramp(FRAME, frame * FRAME))
         drain_playing(sound, player)
@@ -52,7 +52,7 @@ def test_case_46_drain_returns_after_the_last_sample_was_heard(
 
 
 def test_utterance_after_utterance_on_one_player(sound: FakeSound) -> None:
-    with Player(RATE) as player:
+    with sound.player() as player:
         for index in range(3):
             for frame in range(5):
                 player.write(ramp(FRAME, (5 * index + frame) * FRAME))
@@ -65,7 +65,7 @@ def test_utterance_after_utterance_on_one_player(sound: FakeSound) -> None:
 
 
 def test_write_waits_while_the_queue_is_full(sound: FakeSound) -> None:
-    player = Player(RATE, capacity_s=1000 / RATE)
+    player = sound.player(capacity_s=1000 / RATE)
     player.write(ramp(1000))
     writing = Threads().submit(player.write, ramp(500, 1000))
     time.sleep(0.1)
@@ -77,7 +77,7 @@ def test_write_waits_while_the_queue_is_full(sound: FakeSound) -> None:
 
 
 def test_the_callers_array_may_change_afterwards(sound: FakeSound) -> None:
-    with Player(RATE) as player:
+    with sound.player() as player:
         pcm = ramp(100)
         player.write(pcm)
         pcm[:] = 7
@@ -85,7 +85,7 @@ def test_the_callers_array_may_change_afterwards(sound: FakeSound) -> None:
 
 
 def test_what_is_no_sound_is_refused_and_what_is_too_loud_is_clipped(sound: FakeSound) -> None:
-    with Player(RATE) as player:
+    with sound.player() as player:
         with pytest.raises(OutputError, match="NaN or Inf"):
             player.write(np.array([0.5, np.inf], np.float32))
         with pytest.raises(ValueError, match=r"mono.*not \(2, 1\)"):
@@ -112,7 +112,7 @@ def test_settings_out_of_range_are_refused(
 
 
 def test_the_start_delay_can_be_set_while_waiting(sound: FakeSound) -> None:
-    with Player(RATE, start_delay_s=60, clock=sound.clock) as player:
+    with sound.player(start_delay_s=60) as player:
         player.write(ramp(RATE))
         assert not sound.stream.play(1).any()
         player.start_delay_s = 1.5
@@ -123,7 +123,7 @@ def test_the_start_delay_can_be_set_while_waiting(sound: FakeSound) -> None:
 
 @pytest.mark.case(47)
 def test_case_47_a_stall_of_the_decoder(sound: FakeSound) -> None:
-    with Player(RATE) as player:
+    with sound.player() as player:
         player.write(ramp(RATE))
         sound.stream.play(1.6)
         player.write(ramp(RATE, RATE))
@@ -136,7 +136,7 @@ def test_case_47_a_stall_of_the_decoder(sound: FakeSound) -> None:
 
 
 def test_the_devices_own_underflow_is_a_count_not_an_error(sound: FakeSound) -> None:
-    with Player(RATE) as player:
+    with sound.player() as player:
         player.write(ramp(960))
         sound.stream.pull(480, underflow=True)
         sound.stream.pull(480)
@@ -154,7 +154,7 @@ def test_case_10_clear_is_heard_within_100_ms_and_the_next_utterance_is_clean(
     sound: FakeSound, latency_s: float, device_hz: int
 ) -> None:
     sound.devices[0] = FakeDevice(rates_hz=(device_hz,), latency_s=latency_s)
-    with Player(RATE) as player:
+    with sound.player() as player:
         player.write(ramp(3 * RATE))
         sound.stream.play(1.0)
         heard_before = sound.stream.heard.size
@@ -168,7 +168,7 @@ def test_case_10_clear_is_heard_within_100_ms_and_the_next_utterance_is_clean(
         player.write(speech(0.4))
         drain_playing(sound, player)
         again = sound.stream.given[-round(0.7 * device_hz) :]
-        lone = Player(RATE)
+        lone = sound.player()
         lone.write(speech(0.4))
         drain_playing(sound, lone)
         lone.close()
@@ -179,7 +179,7 @@ def test_case_10_clear_is_heard_within_100_ms_and_the_next_utterance_is_clean(
 
 @pytest.mark.case(10)
 def test_case_10_a_writer_that_waited_is_not_heard_after_clear(sound: FakeSound) -> None:
-    with Player(RATE, capacity_s=0.1) as player:
+    with sound.player(capacity_s=0.1) as player:
         player.write(ramp(RATE))
         with Threads() as pool:
             waiting = pool.submit(player.write, ramp(500, RATE))
@@ -193,7 +193,7 @@ def test_case_10_a_writer_that_waited_is_not_heard_after_clear(sound: FakeSound)
 @pytest.mark.parametrize("latency_s", [0.02, 0.4])
 def test_clear_ends_a_drain(sound: FakeSound, latency_s: float) -> None:
     sound.devices[0].latency_s = latency_s
-    with Player(RATE) as player, Threads() as pool:
+    with sound.player() as player, Threads() as pool:
         player.write(ramp(RATE))
         draining = pool.submit(player.drain)
         time.sleep(0.05)
@@ -246,7 +246,7 @@ def test_pause_and_resume_lose_and_repeat_nothing(
 
 
 def test_writing_goes_on_while_paused_until_the_queue_is_full(sound: FakeSound) -> None:
-    with Player(RATE, capacity_s=1.0) as player, Threads() as pool:
+    with sound.player(capacity_s=1.0) as player, Threads() as pool:
         player.write(ramp(FRAME))
         sound.stream.pull(480)
         player.pause()
@@ -265,7 +265,7 @@ def test_writing_goes_on_while_paused_until_the_queue_is_full(sound: FakeSound) 
 
 @pytest.mark.parametrize("wait", ["write", "drain"])
 def test_close_ends_every_wait(sound: FakeSound, wait: str) -> None:
-    player = Player(RATE, capacity_s=0.01)
+    player = sound.player(capacity_s=0.01)
     player.write(ramp(RATE))
     player.pause()
     arguments = (ramp(10),) if wait == "write" else ()

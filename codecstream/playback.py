@@ -146,6 +146,8 @@ class Player(ClosingSink):
 
     @start_delay_s.setter
     def start_delay_s(self, value: float) -> None:
+        if value < 0:
+            raise ValueError(f"start_delay_s must be at least 0, not {value}")
         with self._lock:
             self._start_delay_s = value
             self._buffer.start_delay_s = value + self._resampler.hold_back_s
@@ -159,8 +161,8 @@ class Player(ClosingSink):
     def write(self, pcm: NDArray[np.float32]) -> None:
         """Queue float32 ``[samples]``; waits while the queue is full.
 
-        Louder than [-1, 1] is clipped. Where :meth:`clear` is called meanwhile, ``pcm`` is
-        dropped.
+        With the queue full and the player paused, that is until it is resumed, cleared or closed.
+        Where :meth:`clear` is called meanwhile, ``pcm`` is dropped. Louder than [-1, 1] is clipped.
 
         Raises:
             OutputError: A sample is NaN or Inf.
@@ -225,7 +227,8 @@ class Player(ClosingSink):
         """Silence: drop what is queued; what is written next starts a new utterance.
 
         The next block that the device asks for is silent, and a device that holds more than
-        100 ms drops it. A ``write`` that waits returns, and what it had in hand is dropped.
+        100 ms drops it. A ``write`` that waits returns, and what it had in hand is dropped. A
+        pause stays a pause.
         """
         with self._lock:
             if self._error is not None:

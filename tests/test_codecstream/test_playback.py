@@ -115,10 +115,28 @@ def test_the_start_delay_can_be_set_while_waiting(sound: FakeSound) -> None:
     with sound.player(start_delay_s=60) as player:
         player.write(ramp(RATE))
         assert not sound.stream.play(1).any()
+        with pytest.raises(ValueError, match="at least 0, not -1"):
+            player.start_delay_s = -1
         player.start_delay_s = 1.5
         heard = sound.stream.play(1)
         assert np.flatnonzero(heard)[0] == pytest.approx(RATE / 2, abs=480)
         assert player.stats.underruns == 0
+
+
+@pytest.mark.parametrize("device_hz", [24_000, 48_000])
+def test_a_fade_is_of_the_length_asked_for_at_the_devices_rate(
+    sound: FakeSound, device_hz: int
+) -> None:
+    sound.devices[0] = FakeDevice(rates_hz=(device_hz,))
+    with sound.player(fade_ms=5) as player:
+        player.write(np.full(RATE // 10, 0.5, np.float32))
+        drain_playing(sound, player, 100)
+    heard = sounding(sound.stream.heard)
+    fade = device_hz // 200
+    assert heard.size == device_hz // 10 + fade, "the fall is heard to its end, too"
+    assert heard[0] < 0.001 and heard[-1] < 0.001
+    assert np.abs(np.diff(heard[: 2 * fade])).max() < 0.02
+    assert heard[fade : 2 * fade] == pytest.approx(0.5, abs=0.02)
 
 
 @pytest.mark.case(47)

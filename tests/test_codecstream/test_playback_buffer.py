@@ -183,8 +183,11 @@ def test_case_10_clear_is_silence_from_the_next_block_and_the_next_utterance_is_
 @given(
     sizes=st.lists(st.integers(1, 300), min_size=1, max_size=8),
     blocks=st.lists(st.integers(1, 200), min_size=1, max_size=30),
+    ending=st.sampled_from(["end", "clear"]),
 )
-def test_a_fade_touches_edges_only_and_leaves_no_click(sizes: list[int], blocks: list[int]) -> None:
+def test_no_edge_of_an_underrun_a_pause_or_the_end_clicks_with_a_fade(
+    sizes: list[int], blocks: list[int], ending: str
+) -> None:
     """With a constant signal of 1, every step is one that the fade has made."""
     fade = 48
     buffer = PlaybackBuffer(10**6, fade_samples=fade)
@@ -192,17 +195,25 @@ def test_a_fade_touches_edges_only_and_leaves_no_click(sizes: list[int], blocks:
     for index, size in enumerate(sizes):
         buffer.append(np.ones(size, np.float32))
         heard.append(read(buffer, blocks[index % len(blocks)]))
-    buffer.end()
-    more = True
-    while more:
-        block = np.empty(blocks[0], np.float32)
-        more = buffer.read_into(block)
-        heard.append(block)
+        buffer.pause()
+        heard.append(read(buffer, blocks[-1]))
+        buffer.resume()
+    getattr(buffer, ending)()
+    heard += [read(buffer, blocks[0]) for _ in range(2 + (sum(sizes) + fade) // blocks[0])]
     everything = np.concatenate([*heard, np.zeros(1, np.float32)])
     steepest = np.pi / 2 / fade  # of one raised cosine
     assert np.abs(np.diff(everything)).max() <= 2 * steepest
     assert everything.max() <= 1 + 1e-6
-    assert buffer.counts.played == sum(sizes)
+    assert ending == "clear" or buffer.counts.played == sum(sizes)
+
+
+def test_a_fade_is_over_before_the_utterance_is() -> None:
+    buffer = PlaybackBuffer(10**6, fade_samples=48)
+    buffer.append(np.ones(100, np.float32))
+    buffer.end()
+    block = np.empty(50, np.float32)
+    assert [buffer.read_into(block) for _ in range(3)] == [True, True, False]
+    assert block[47] > 0 and not block[48:].any()
 
 
 def test_a_fade_leaves_what_is_not_at_an_edge_as_it_is() -> None:

@@ -26,7 +26,7 @@ from codecstream.devices import (
 )
 from codecstream.errors import PlaybackError
 
-__all__ = ["RELEASE_S", "DeviceStream", "StreamFormat", "within"]
+__all__ = ["RESTART_S", "DeviceStream", "StreamFormat", "within"]
 
 # A device that has not asked for that long is lost. Blocks last some hundredths of a second.
 STALLED_S = 1.5
@@ -34,8 +34,8 @@ STALLED_S = 1.5
 GRACE_S = 0.25
 # What a device may need to play what it holds, beyond the latency that it claims.
 FINISH_S = 1.5
-# PortAudio can wait for ever for a device that is gone; it is left behind then. Starting a device,
-# such as a headset by radio, may rightly take longer than letting it go.
+# PortAudio can wait for ever for a device that is gone; it is left behind then. To start a device,
+# such as a headset by radio, may rightly take longer than to let it go.
 RELEASE_S = 0.5
 RESTART_S = 2.0
 

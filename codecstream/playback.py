@@ -25,7 +25,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from codecstream.device_stream import RELEASE_S, DeviceStream, StreamFormat, within
+from codecstream.device_stream import RESTART_S, DeviceStream, StreamFormat, within
 from codecstream.devices import accepted_rates_hz, refresh_devices
 from codecstream.errors import (
     DeviceLostError,
@@ -175,8 +175,6 @@ class Player(ClosingSink):
             raise ValueError(f"pcm must be mono, of shape [samples], not {samples.shape}")
         if not np.isfinite(samples).all():
             raise OutputError("samples hold NaN or Inf: refusing to play them")
-        if not samples.size:
-            return
         clears = self._clears
         while True:
             with self._lock:
@@ -346,19 +344,26 @@ class Player(ClosingSink):
 
     def _replace_device(self, reason: str) -> None:
         utterance, played, stats = self._utterance, self._played(), self._stats()
-        paused = self._buffer.paused
-        lost = DeviceLostError(
-            f"the sound device {self.format.device!r} is lost: {reason}. Open a new Player, or let "
-            f"it go on elsewhere with on_lost='default'",
-            device=self.format.device,
-            unplayed_samples=utterance.written - played,
-        )
-        released = self._give_up(lost)
+        device, paused = self.format.device, self._buffer.paused
+
+        def lost(then: str) -> DeviceLostError:
+            return DeviceLostError(
+                f"the sound device {device!r} is lost: {reason}. {then}",
+                device=device,
+                unplayed_samples=utterance.written - played,
+            )
+
+        error = lost("Open a new Player, or let this one go on elsewhere with on_lost='default'")
+        released = self._give_up(error)
         if self._on_lost == "raise":
-            raise lost
-        if not released:
-            raise lost from PlaybackError("it does not let go, so that no other one can be opened")
-        self._open_default(lost)
+            raise error
+        try:
+            if not released:
+                raise PlaybackError("PortAudio does not let go of the lost one")
+            self._open_default()
+        except (PlaybackError, MissingDependencyError) as problem:
+            self._error = lost(f"No other one could be opened: {problem}")
+            raise self._error from problem
         self._error = None
         self._earlier = dataclasses.replace(stats, devices_lost=stats.devices_lost + 1)
         if paused:
@@ -371,19 +376,16 @@ class Player(ClosingSink):
         if utterance.ended:
             self._end()
 
-    def _open_default(self, lost: DeviceLostError) -> None:
-        problem: Exception | None = None
-        for attempt in range(MOVE_TRIES):
-            if attempt:
-                time.sleep(MOVE_PAUSE_S)
+    def _open_default(self) -> None:
+        for tries_left in reversed(range(MOVE_TRIES)):
+            if not within(RESTART_S, refresh_devices):
+                raise PlaybackError(f"PortAudio did not start again within {RESTART_S:g} s")
             try:
-                if not within(RELEASE_S, refresh_devices):
-                    raise PlaybackError("PortAudio does not start again")
-                self._open(None)
-                return
-            except (PlaybackError, MissingDependencyError) as error:
-                problem = error
-        raise lost from problem
+                return self._open(None)
+            except PlaybackError:
+                if not tries_left:
+                    raise
+                time.sleep(MOVE_PAUSE_S)
 
 
 class _Utterance:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import gc
 import sys
+import threading
 import time
 import weakref
 from typing import Any
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 
 from codecstream import DeviceLostError, MissingDependencyError, PlaybackError
 from codecstream import device_stream as device_stream_module
+from codecstream import playback as playback_module
 from codecstream.devices import accepted_rates_hz, find_device, list_devices, refresh_devices
 from codecstream.playback import Player
 
@@ -346,6 +348,23 @@ def test_playing_goes_on_with_the_new_default(
 
 
 @pytest.mark.usefixtures("impatient")
+def test_after_a_move_the_rest_is_heard_at_once_and_the_next_utterance_has_its_delay(
+    sound: FakeSound,
+) -> None:
+    with sound.player(on_lost="default") as player:
+        player.write(ramp(RATE))
+        sound.stream.pull(480)
+        player.start_delay_s = 1.0
+        sound.stream.unplug(silently=True)
+        player.write(ramp(RATE, RATE))
+        assert np.array_equal(sound.stream.pull(480), ramp(480, 480))
+        drain_playing(sound, player)
+        player.write(ramp(480))
+        assert not sound.stream.play(0.98).any()
+        assert sound.stream.play(0.06).any()
+
+
+@pytest.mark.usefixtures("impatient")
 def test_moving_without_another_device_is_an_error(sound: FakeSound) -> None:
     player = sound.player(on_lost="default")
     player.write(ramp(100))
@@ -353,7 +372,27 @@ def test_moving_without_another_device_is_an_error(sound: FakeSound) -> None:
     sound.stream.unplug(silently=False)
     with pytest.raises(DeviceLostError, match="'Speakers' is lost") as caught:
         player.drain()
-    assert "no default sound device" in str(caught.value.__cause__)
+    assert "No other one could be opened: no default sound device" in str(caught.value)
+    with pytest.raises(DeviceLostError, match="No other one"):
+        player.write(ramp(1))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_new_default_that_takes_a_moment_to_appear_is_waited_for(
+    sound: FakeSound, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+
+    def later() -> None:
+        looks.append(sound.now_s)
+        sound.default = 0 if len(looks) == 3 else -1
+
+    with sound.player(on_lost="default") as player:
+        player.write(ramp(FRAME))
+        monkeypatch.setattr(sound, "_initialize", later, raising=False)
+        sound.stream.unplug(silently=False)
+        drain_playing(sound, player)
+        assert np.array_equal(sounding(sound.stream.heard), ramp(FRAME)) and len(looks) == 3
 
 
 @pytest.mark.usefixtures("impatient")
@@ -366,11 +405,28 @@ def test_a_device_that_does_not_let_go_holds_up_nobody(sound: FakeSound) -> None
     with pytest.raises(DeviceLostError) as caught:
         player.drain()
     assert time.monotonic() - started_s < 0.85
-    assert "does not let go" in str(caught.value.__cause__)
+    assert "PortAudio does not let go" in str(caught.value)
     sound.stream.lost = False
     assert not sound.stream.pull(100).any(), "should it come back, it is silent"
     player.close()
     time.sleep(max(0.0, started_s + 1.2 - time.monotonic()))  # leave no thread to the next test
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_sound_system_that_hangs_while_looking_for_devices_holds_up_nobody(
+    sound: FakeSound, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hang = threading.Event()
+    monkeypatch.setattr(playback_module, "RESTART_S", 0.1)
+    monkeypatch.setattr(sound, "_initialize", hang.wait, raising=False)
+    player = sound.player(on_lost="default")
+    player.write(ramp(100))
+    sound.stream.unplug(silently=False)
+    started_s = time.monotonic()
+    with pytest.raises(DeviceLostError, match="did not start again within 0.1 s"):
+        player.drain()
+    assert time.monotonic() - started_s < 1
+    hang.set()
 
 
 @pytest.mark.usefixtures("impatient")

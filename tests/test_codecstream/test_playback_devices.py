@@ -423,7 +423,7 @@ def test_a_sound_system_that_hangs_while_looking_for_devices_holds_up_nobody(
     player.write(ramp(100))
     sound.stream.unplug(silently=False)
     started_s = time.monotonic()
-    with pytest.raises(DeviceLostError, match="did not start again within 0.1 s"):
+    with pytest.raises(DeviceLostError, match="did not start again within"):
         player.drain()
     assert time.monotonic() - started_s < 1
     hang.set()

@@ -111,6 +111,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     parity: dict[str, Any] = {}
     quantization: dict[str, Any] | None = None  # which layers compute in int8, and at what cost
     delegation: dict[str, Any] | None = None  # what an accelerator took of the program
+    flop_per_frame: int | None = None  # of the decoder in floating point; None: not counted
 
     def codec_geometry(self) -> CodecGeometry:
         """Return the geometry as the rest of the package uses it.

@@ -22,6 +22,7 @@ from codecstream.geometry import ATTENTION_WINDOW_FRAMES, QWEN3_TTS_12HZ
 from codecstream.manifest import MAX_CHUNK_FRAMES, FileEntry, FrameRange, GeometryEntry, Manifest
 from codecstream.runtimes import load_artifact
 from codecstream.schedule import DEFAULT_RAMP, Ramp
+from codecstream_export.arithmetic import flop_per_frame
 from codecstream_export.checkpoint import Checkpoint, load_checkpoint
 from codecstream_export.choices import MODES, PRECISIONS, RUNTIMES
 from codecstream_export.errors import ExportError, ParityError
@@ -171,6 +172,8 @@ def export_artifact(
                 source={"weights_sha256": source.weights_sha256, **found.source},
                 quantization=None if quantization is None else quantization.to_json(),
                 delegation=None if written.delegation is None else written.delegation.to_json(),
+                # A window decodes more than its new frames.
+                flop_per_frame=flop_per_frame(source.config) if mode == "stateful" else None,
             )
             write_manifest(folder, manifest, UNVERIFIED_NAME)
         with stage("reload from disk"):

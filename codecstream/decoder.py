@@ -70,7 +70,7 @@ class StreamDecoder:
 
     def reset(self) -> None:
         """Drop frames and state; bit for bit a new decoder."""
-        self._end_sample(complete=False)
+        self._end_sample()
         self._state = self._program.initial_state()
         self._pending = _FrameQueue()
         self._begun = False
@@ -118,6 +118,41 @@ class StreamDecoder:
         self._pending.append(check_codes(codes, self._program.geometry))
         return self._decode_pending()
 
+    def decode(self, frames: int) -> NDArray[np.float32]:
+        """Decode the next ``frames`` pending frames as one chunk, whatever the schedule says.
+
+        For a caller that decides by itself, such as by a :mod:`codecstream.policy`: push, leave
+        the iterator alone, and ask for chunks here. When it fails, the frames and the state stay
+        as they were.
+
+        Args:
+            frames: From 1 to :attr:`frames_pending`, and no more than the program takes.
+
+        Returns:
+            float32 ``[samples]`` at 24 kHz.
+
+        Raises:
+            ValueError: Another number of frames.
+            DecoderError, OutputError: As for :meth:`push`.
+        """
+        most = min(self._pending.frames, self._program.max_frames or self._pending.frames)
+        if type(frames) is not int or not 1 <= frames <= most:
+            bound = self._program.max_frames and f"at most {self._program.max_frames}"
+            raise ValueError(
+                f"a chunk of {frames!r} frames: {self._pending.frames} frames are pending, "
+                f"the program takes {bound or 'any number'}"
+            )
+        codes = self._pending.peek(frames)
+        pcm, state = self._step(codes, self._state)
+        self._state = state
+        self._pending.drop(frames)
+        self._chunks += 1
+        self._frames += frames
+        self._begin_sample()
+        if self._recorder is not None:
+            self._recorder.chunk(codes, pcm)
+        return pcm
+
     def finish(self) -> Iterator[NDArray[np.float32]]:
         """Return an iterator over what is left, the short last chunk included.
 
@@ -159,29 +194,19 @@ class StreamDecoder:
     def _decode_pending(self) -> Iterator[NDArray[np.float32]]:
         pending = self._pending
         while self.chunk_ready and pending is self._pending:  # reset() ends older iterators
-            size = min(self._ramp.size(self._chunks), pending.frames)
-            codes = pending.peek(size)
-            pcm, state = self._step(codes, self._state)
-            self._state = state
-            pending.drop(size)
-            self._chunks += 1
-            self._frames += size
-            self._begin_sample()
-            if self._recorder is not None:
-                self._recorder.chunk(codes, pcm)
-            yield pcm
+            yield self.decode(min(self._ramp.size(self._chunks), pending.frames))
         if self._finishing and not self.frames_pending and pending is self._pending:
-            self._end_sample(complete=True)  # after the last sound was handed out
+            self._end_sample()  # after the last sound was handed out
 
     def _begin_sample(self) -> None:
         if self._sampler is not None and not self._begun:
             self._recorder = self._sampler.begin(self._program)
         self._begun = True
 
-    def _end_sample(self, *, complete: bool) -> None:
+    def _end_sample(self) -> None:
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
-            recorder.end(complete=complete)
+            recorder.end(complete=self._finishing and not self.frames_pending)
 
     def _step(self, codes: NDArray[np.int64], state: object) -> tuple[NDArray[np.float32], object]:
         pcm, after = self._program.step(codes, state)

@@ -134,6 +134,63 @@ def test_counters_follow_the_audio_that_was_handed_out(ledger_program: LedgerPro
     assert (decoder.frames_pending, decoder.frames_decoded, decoder.chunk_ready) == (0, 5, False)
 
 
+# Chunks that the caller asks for
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 3)), max_size=12),
+    schedule=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+)
+def test_decode_mixes_with_the_schedule_and_loses_nothing(
+    steps: list[tuple[int, int, int]], schedule: list[int]
+) -> None:
+    """Push some, ask for a chunk of so many, then take so many chunks by the schedule."""
+    codes = make_codes(sum(size for size, _, _ in steps))
+    decoder = StreamDecoder(LedgerProgram(), schedule)
+    parts: list[Array] = []
+    start = 0
+    for size, asked, taken in steps:
+        chunks = decoder.push(codes[start : start + size])
+        start += size
+        if 1 <= asked <= decoder.frames_pending:
+            parts.append(decoder.decode(asked))
+            assert parts[-1].shape == (asked * SAMPLES,)
+        for _ in range(taken):
+            parts += [pcm for pcm in [next(chunks, None)] if pcm is not None]
+        assert decoder.frames_decoded + decoder.frames_pending == start
+    parts += list(decoder.finish())
+    assert np.array_equal(joined(parts), expected_ledger(codes))
+
+
+def test_decode_after_finish_takes_what_is_left(ledger_program: LedgerProgram) -> None:
+    codes = make_codes(5)
+    decoder = StreamDecoder(ledger_program)
+    decoder.push(codes)
+    rest = decoder.finish()
+    parts = [decoder.decode(3), decoder.decode(2)]
+    assert np.array_equal(joined(parts), expected_ledger(codes))
+    assert list(rest) == [] and ledger_program.calls == [3, 2]
+
+
+@pytest.mark.parametrize("frames", [0, -1, 6, 2.0, True, None])
+def test_decode_takes_pending_frames_only(ledger_program: LedgerProgram, frames: Any) -> None:
+    decoder = StreamDecoder(ledger_program)
+    decoder.push(make_codes(5))
+    with pytest.raises(ValueError, match=f"a chunk of {frames!r} frames: 5 frames are pending"):
+        decoder.decode(frames)
+    assert ledger_program.calls == [] and decoder.frames_pending == 5
+
+
+def test_decode_keeps_to_the_bound_of_the_program(ledger_program: LedgerProgram) -> None:
+    ledger_program.max_frames = 8
+    decoder = StreamDecoder(ledger_program, (2,))
+    decoder.push(make_codes(20))
+    with pytest.raises(ValueError, match=r"9 frames: 20 .* pending, the program takes at most 8"):
+        decoder.decode(9)
+    assert len(decoder.decode(8)) == 8 * SAMPLES
+
+
 # Bad input
 
 
@@ -312,6 +369,18 @@ def test_bad_output_is_refused_and_can_be_tried_again(fault: str) -> None:
     with pytest.raises(OutputError, match=message):
         next(decoder.finish())
     parts += list(decoder.finish())
+    assert np.array_equal(joined(parts), expected_ledger(codes))
+
+
+def test_a_chunk_that_was_asked_for_can_be_tried_again() -> None:
+    spoiled, _ = BAD_OUTPUTS["no samples"]
+    decoder = StreamDecoder(Faulty(spoiled, first=0, times=1))
+    codes = make_codes(4)
+    decoder.push(codes)
+    with pytest.raises(OutputError):
+        decoder.decode(2)
+    assert (decoder.frames_decoded, decoder.frames_pending) == (0, 4)
+    parts = [decoder.decode(2), *decoder.finish()]
     assert np.array_equal(joined(parts), expected_ledger(codes))
 
 

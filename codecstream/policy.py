@@ -59,7 +59,8 @@ class StartPolicy(Protocol):
     """Decides the next chunk's size, and when playback begins.
 
     The caller reports every packet, every chunk and the end of the frames, and asks after each of
-    them: :meth:`next_chunk` when the worker is free, :meth:`begin_at_s` while nothing plays.
+    them and when playback begins or runs dry: :meth:`next_chunk` while the worker is free,
+    :meth:`begin_at_s` while nothing plays.
     """
 
     def begin(self) -> None:
@@ -291,12 +292,14 @@ class AdaptivePolicy(_Counts):
         if size <= self._waiting:
             return self._decode(size, now_s)
         # A larger chunk pays, and there is time for its frames to come. If they don't, what is
-        # there is decoded in time, unless so small a chunk would lead nowhere.
-        self._idle = True
+        # there is decoded while that keeps the plan, or else while it is in time at all.
         here = max(n for n in self._sizes if n <= self._waiting)
         ask_again_s = now_s + slack_s.get(here, -math.inf)
         if ask_again_s <= now_s:
-            ask_again_s = max(arrivals_s[size - 1], now_s + self._frame_s / 8)
+            ask_again_s = due_s - self._costs_s[here]
+        if ask_again_s <= now_s:
+            return self._decode(here, now_s)
+        self._idle = True
         return Decision(0, ask_again_s)
 
     def begin_at_s(self, now_s: float, queued_s: float) -> float:

@@ -94,6 +94,7 @@ class _Simulation:
         self.frame_s = frame_s
         self.offset_s = offset_s
         self.now_s = 0.0
+        self.idle_turns = 0  # without any time between them
         self.sent = 0  # packets
         self.arrived = 0
         self.decoded = 0
@@ -129,6 +130,9 @@ class _Simulation:
         next_s = min(times_s)
         if math.isinf(next_s):
             raise RuntimeError("the policy waits for nothing")
+        self.idle_turns = 0 if next_s > self.now_s else self.idle_turns + 1
+        if self.idle_turns > 100 + len(self.packets):
+            raise RuntimeError("the policy wants to be asked again and again at the same time")
         self.now_s = max(self.now_s, next_s)
 
     def _happen(self) -> None:

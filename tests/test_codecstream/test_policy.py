@@ -156,7 +156,7 @@ def test_slower_than_real_time_is_safe_for_what_it_was_told_to_protect(
         run = simulate(policy, paced(60, pace), cost, offset_s=100.0 * index)
         assert run.underruns == 0
     longer = simulate(policy, paced(120, pace), cost, offset_s=1000.0)
-    assert longer.underruns > 0  # nobody can know
+    assert 0 < longer.underruns <= 4  # nobody can know; but then it waits, and does not stutter
 
 
 @pytest.mark.parametrize("frames", [20, 60, 120])
@@ -299,6 +299,16 @@ def test_a_clock_that_jumps_back_loses_no_frame(
     for _ in range(2):
         run = simulate(told, paced(40, pace), cost, offset_s=10.0)
         assert sum(chunk.frames for chunk in run.chunks) == 40
+
+
+@pytest.mark.parametrize("policy", [AdaptivePolicy(), FixedPolicy((1,))])
+def test_no_answer_lies_before_what_was_told(policy: StartPolicy) -> None:
+    policy.begin()
+    policy.arrived(10.0, 1)
+    policy.ended(10.0)
+    assert policy.next_chunk(10.0, None) == Decision(1)
+    policy.decoded(10.1, 1, 0.1)
+    assert policy.begin_at_s(3.0, FRAME_S) == 10.1
 
 
 @pytest.mark.parametrize("cost_s", [-1.0, math.nan])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -190,6 +191,23 @@ def test_chunks_grow_when_there_is_time_and_stay_small_when_there_is_not() -> No
     simulate(policy, paced(200, 1.0), cost)
     just = simulate(policy, paced(200, 1.0), cost, offset_s=100.0)
     assert {chunk.frames for chunk in just.chunks} == {1}
+
+
+@pytest.mark.parametrize("pace", [0.5, 0.9])
+def test_a_device_that_just_keeps_up_does_not_use_up_its_slack(pace: float) -> None:
+    """Decoding takes 0.9 of real time, varying by 5 %: the largest chunk that is in time is not
+    the one to take."""
+    for seed in range(3):
+        rng = random.Random(seed)
+        exact = make_cost(0.9)
+
+        def cost(frames: int, exact: Any = exact, rng: Any = rng) -> float:
+            return float(exact(frames) * rng.uniform(0.95, 1.05))
+
+        policy = AdaptivePolicy(warm_up(cost))
+        for index in range(4):
+            run = simulate(policy, paced(120, pace), cost, offset_s=100.0 * index)
+            assert run.underruns == 0
 
 
 # Whatever happens

@@ -196,14 +196,14 @@ class AdaptivePolicy(_Counts):
     are still to come, the latest time that the past of this connection allows; for chunks, what
     they took so far and how far that was ever exceeded. Three things follow:
 
-    - *Kept promise, no underrun.* While no frame comes later and no chunk takes longer than the
-      forecast at the moment when playback began, it does not run dry. When one does, nobody who
-      could not see it coming would have been spared, but by luck or by having waited longer.
-    - *No earlier promise.* A policy that begins earlier, from the same chunk sizes, would run dry
-      if frames came as late as the forecast allows.
-    - Slower than real time, every start but the end can be too early, as nobody knows how much
-      will be said. Then it is safe for utterances of up to ``protect_s``, or of the length that
-      :meth:`expect` was told.
+    - *Kept promise, no underrun.* While no frame comes later than was forecast when playback
+      began, and chunks cost what they did, it does not run dry. Any frame can come later than
+      that, so no start but the end is safe against everything.
+    - *As early as that allows.* A start that is earlier by more than the reserves, from chunks of
+      these sizes, would run dry if every frame came as late as the forecast allows.
+    - Slower than real time, every start but the end is too early for some length, and nobody knows
+      how much will be said. Then it is safe for utterances of up to ``protect_s``, or of the
+      length that :meth:`expect` was told.
 
     A chunk takes as many frames as the plan allows, since large ones cost less per frame: sizes
     grow by themselves as audio queues up.

@@ -10,6 +10,8 @@
 Three loops never wait for each other: one task reads the socket for as long as the connection
 lives, one worker thread decodes, and the caller takes chunks when it likes. Decoded audio is
 bounded (``max_ahead_s``); codes are not, at 400 bytes per second of speech.
+
+:mod:`codecstream.sync_client` is the same for programs without asyncio.
 """
 
 from __future__ import annotations
@@ -21,18 +23,17 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Literal
 
-import msgspec
-
 from codecstream import wire
-from codecstream.connection import Connection, Options, Text
-from codecstream.decoder import StreamDecoder
-from codecstream.errors import ConnectionFailedError, LocalProtocolError
-from codecstream.pipeline import AudioChunk, DecodePipeline
+from codecstream.connection import Connection
+from codecstream.errors import LocalProtocolError
+from codecstream.options import Options, Reconnect
+from codecstream.pipeline import AudioChunk
 from codecstream.runtimes import Program
 from codecstream.schedule import DEFAULT_RAMP, Ramp
-from codecstream.utterance import Utterance, UtteranceResult
+from codecstream.speech import UtteranceResult
+from codecstream.utterance import Text, Utterance
 
-__all__ = ["AudioChunk", "Client", "Utterance", "UtteranceResult", "connect"]
+__all__ = ["AudioChunk", "Client", "Reconnect", "Utterance", "UtteranceResult", "connect"]
 
 
 def connect(
@@ -43,10 +44,17 @@ def connect(
     config: wire.SessionConfig | None = None,
     headers: Mapping[str, str] | None = None,
     ssl: ssl_module.SSLContext | None = None,
+    proxy: str | Literal[True] | None = None,
+    compression: Literal["deflate"] | None = None,
     on_gap: Literal["stop", "reset"] = "stop",
     open_timeout_s: float = 10.0,
     idle_timeout_s: float = 30.0,
+    stall_timeout_s: float | None = 20.0,
     drain_timeout_s: float = 2.0,
+    ping_interval_s: float | None = 20.0,
+    ping_timeout_s: float | None = 20.0,
+    reconnect: Reconnect | None = None,
+    max_audio_s: float | None = 7200.0,
     max_ahead_s: float = 10.0,
     max_message_bytes: int = wire.MAX_PACKET_BYTES,
 ) -> Client:
@@ -59,34 +67,52 @@ def connect(
         config: The session's settings; ``speak`` may override them per utterance.
         headers: Extra headers of the handshake, such as ``{"Authorization": "Bearer ..."}``.
         ssl: TLS settings for ``wss://``; None for the system's defaults.
+        proxy: A proxy's address, or True for that of the environment; None connects directly,
+            whatever the environment says.
+        compression: ``"deflate"`` to offer it to the server. Codes hardly compress: it costs more
+            than it saves.
         on_gap: What to do when a packet is missing: ``"stop"`` the utterance before anything
             behind the gap is decoded, or ``"reset"`` the decoder, go on, and fail at the end.
         open_timeout_s: Longest time for connecting and the handshake.
-        idle_timeout_s: Longest time without a message from the server during an utterance.
+        idle_timeout_s: Longest time without a message from the server while it is its turn, and
+            longest time that it may take no message of ours.
+        stall_timeout_s: Longest time without a frame while it is the server's turn, whatever
+            else comes; the first frame counts, too. None to rely on ``idle_timeout_s``.
         drain_timeout_s: Longest time to wait for the server's last messages after a failed or
-            cancelled utterance; then the connection is replaced.
+            cancelled utterance; then the connection is replaced. Also for the closing handshake.
+        ping_interval_s: Time between pings, which find a dead connection; None for no pings.
+        ping_timeout_s: Longest time to wait for a ping's answer; None not to look at it.
+        reconnect: When to try again after the connection was lost: ``Reconnect()``, or with
+            other numbers. An utterance is asked for again only while none of its audio was
+            handed out. None never does, except on a connection that the server had closed
+            before the request reached it. The first connection, on entering, is not retried.
+        max_audio_s: Longest utterance; it is cut off there. None for no limit.
         max_ahead_s: Decoded audio kept for the caller, in seconds; at least one chunk.
-        max_message_bytes: Largest message accepted.
+        max_message_bytes: Largest message accepted; the default is the protocol's largest packet.
 
     Raises:
-        ValueError: The URL is no WebSocket's, or the schedule cannot be used with the program.
+        ValueError: The URL is no WebSocket's, an option is out of its range, or the schedule
+            cannot be used with the program.
     """
-    if not url.startswith(("ws://", "wss://")) or (ssl is not None and url.startswith("ws://")):
-        raise ValueError(f"the URL must start with ws://, or with wss:// for TLS, not {url!r}")
-    ramp = Ramp.of(schedule)
-    StreamDecoder(program, ramp)  # fails now rather than at the first utterance
     return Client(
         Options(
             url=url,
             program=program,
-            schedule=ramp,
+            schedule=Ramp.of(schedule),
             config=config or wire.SessionConfig(),
             headers=dict(headers or {}),
             ssl=ssl,
+            proxy=proxy,
+            compression=compression,
             on_gap=on_gap,
             open_timeout_s=open_timeout_s,
             idle_timeout_s=idle_timeout_s,
+            stall_timeout_s=stall_timeout_s,
             drain_timeout_s=drain_timeout_s,
+            ping_interval_s=ping_interval_s,
+            ping_timeout_s=ping_timeout_s,
+            reconnect=reconnect,
+            max_audio_s=max_audio_s,
             max_ahead_s=max_ahead_s,
             max_message_bytes=max_message_bytes,
         )
@@ -106,6 +132,7 @@ class Client:
         self._utterance: Utterance | None = None
         self._worker: ThreadPoolExecutor | None = None
         self._starting = asyncio.Lock()  # one utterance at a time asks for the connection
+        self._closing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Client:
         """Connect.
@@ -139,18 +166,23 @@ class Client:
             LocalProtocolError: A setting is not a field of the session's config, or the client
                 is not open.
         """
-        try:
-            config = msgspec.structs.replace(self._options.config, **settings)
-        except TypeError as error:
-            known = ", ".join(wire.SessionConfig.__struct_fields__)
-            raise LocalProtocolError(f"{error}; settings are: {known}") from error
-        pipeline = DecodePipeline(
-            StreamDecoder(self._options.program, self._options.schedule),
-            self._options.program.geometry,
-            self._open_worker(),
-            self._options.max_ahead_s,
-        )
-        return Utterance(text, config, pipeline, self._options, self._start)
+        config = self._options.configured(settings)
+        return Utterance(text, config, self._options, self._open_worker(), self._start)
+
+    def pause(self) -> None:
+        """Hand out no chunk of the utterance in flight until :meth:`resume`; see there.
+
+        Frames are still received, and decoded until ``max_ahead_s`` of audio wait. Nothing is
+        lost and nothing comes twice. Does nothing where no utterance is in flight; the next
+        utterance is not paused.
+        """
+        if self._utterance is not None:
+            self._utterance.pause()
+
+    def resume(self) -> None:
+        """Hand out chunks again, from where it was paused."""
+        if self._utterance is not None:
+            self._utterance.resume()
 
     async def cancel(self) -> None:
         """Stop the utterance in flight: nothing more of it is decoded or handed out.
@@ -167,7 +199,15 @@ class Client:
                     await self._release(self._connection)
 
     async def close(self) -> None:
-        """End the utterance in flight, say goodbye and close. May be called twice."""
+        """End the utterance in flight, say goodbye and close. May be called twice.
+
+        A caller that is cancelled while it waits is cancelled; closing goes on without it.
+        """
+        if self._closing is None or self._closing.done():
+            self._closing = asyncio.create_task(self._close(), name="codecstream-close")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         worker, self._worker = self._worker, None
         if self._utterance is not None:
             self._utterance.stop_now()
@@ -184,8 +224,8 @@ class Client:
             raise LocalProtocolError("the client is not open: use it inside 'async with'")
         return self._worker
 
-    async def _start(self, utterance: Utterance) -> Connection:
-        """Send the request of ``utterance`` and return the connection that it went out on.
+    async def _start(self, utterance: Utterance) -> None:
+        """Send the request of ``utterance``, on a new connection where there is none.
 
         Raises:
             LocalProtocolError: Another utterance is in flight, or the client was closed.
@@ -194,23 +234,20 @@ class Client:
         async with self._starting:
             self._open_worker()
             previous = self._utterance
-            if previous is not None and not previous.over:
-                raise LocalProtocolError(
-                    "an utterance is still in flight: iterate it to its end or cancel() it first"
-                )
-            self._utterance = utterance
-            if previous is not None:
+            if previous is not None and previous is not utterance:
+                if not previous.over:
+                    raise LocalProtocolError(
+                        "an utterance is still in flight: "
+                        "iterate it to its end or cancel() it first"
+                    )
                 await previous.settle()
-            # The second time round, the server had closed while we were idle and the news came
-            # only now. Nothing was received, so nothing can be said twice.
-            for _ in range(2):
-                if self._connection is not None:
-                    await self._release(self._connection)
-                if self._connection is None:
-                    self._connection = await Connection.open(self._options)
-                if await self._connection.start(utterance):
-                    return self._connection
-            raise ConnectionFailedError(f"{self._options.url} closes every connection at once")
+            self._utterance = utterance
+            if self._connection is not None:
+                await self._release(self._connection)
+            if self._connection is None:
+                self._connection = await Connection.open(self._options)
+            utterance.connection = self._connection
+            await self._connection.start(utterance.speech, utterance.speech.config, utterance.wake)
 
     async def _release(self, connection: Connection) -> None:
         """Let the server finish what it was sending; give up the connection where it does not."""

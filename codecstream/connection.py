@@ -3,82 +3,52 @@
 from __future__ import annotations
 
 import asyncio
-import ssl as ssl_module
+import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
-from codecstream import wire
-from codecstream.errors import CodecStreamError, ConnectionFailedError
+from codecstream.errors import CodecStreamError, LocalProtocolError
 from codecstream.events import Event, UtteranceEnded, UtteranceFailed
-from codecstream.protocol import Session
-from codecstream.runtimes import Program
-from codecstream.schedule import Ramp
+from codecstream.options import Options
+from codecstream.speech import Speech
+from codecstream.transport import close_code_of, failed_to_connect, new_session, socket_options
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from websockets.asyncio.client import ClientConnection
 
-__all__ = ["Connection", "Options", "Receiver", "Text"]
+    from codecstream import wire
 
-Text = str | AsyncIterable[str]
+__all__ = ["Connection"]
 
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What ``codecstream.connect`` was given; see there."""
-
-    url: str
-    program: Program
-    schedule: Ramp
-    config: wire.SessionConfig
-    headers: Mapping[str, str]
-    ssl: ssl_module.SSLContext | None
-    on_gap: str
-    open_timeout_s: float
-    idle_timeout_s: float
-    drain_timeout_s: float
-    max_ahead_s: float
-    max_message_bytes: int
-
-
-class Receiver(Protocol):
-    """What a connection needs of the utterance that it serves."""
-
-    @property
-    def text(self) -> Text:
-        """What to say."""
-
-    @property
-    def config(self) -> wire.SessionConfig:
-        """The settings to say it with."""
-
-    def restart_clock(self) -> None:
-        """The request goes out now."""
-
-    def receive(self, event: Event, session: Session) -> None:
-        """Take an event. Never waits."""
-
-    def forget_early_events(self) -> None:
-        """The request did not go out: the end of that connection is not this utterance's."""
+_MESSAGES_PER_TURN = 50  # then the event loop gets its turn, however fast the server sends
 
 
 class Connection:
-    """A socket, its protocol state, and the task that reads it."""
+    """A socket, its protocol state, and the task that reads it.
+
+    Attributes:
+        session: The protocol's state.
+        closed: Whether the socket has ended and all that it brought was delivered.
+        used: Whether an utterance was asked for on it.
+        last_message_s: When the last message came.
+    """
 
     def __init__(self, socket: ClientConnection, options: Options) -> None:
         self._socket = socket
+        self._options = options
         self._config: wire.SessionConfig | None = None
-        self._receiver: Receiver | None = None
+        self._speech: Speech | None = None
+        self._on_news: Callable[[], None] = lambda: None
         self._idle = asyncio.Event()
         self._idle.set()
         self._outbox: deque[str] = deque()
-        self._sending = asyncio.Lock()
-        self.session = Session(
-            options.program.geometry, options.program.decoder_id, on_gap=options.on_gap
-        )
+        self._sender: asyncio.Task[None] | None = None
+        self.session = new_session(options)
         self.closed = False
+        self.used = False
         self.last_message_s = time.perf_counter()
         self._reader = asyncio.create_task(self._read(), name="codecstream-read")
 
@@ -90,68 +60,89 @@ class Connection:
             ConnectionFailedError: The server cannot be reached or refuses the handshake.
         """
         from websockets.asyncio.client import connect as open_socket
-        from websockets.exceptions import WebSocketException
 
-        tls: dict[str, Any] = {} if options.ssl is None else {"ssl": options.ssl}
         try:
-            socket = await open_socket(
-                options.url,
-                additional_headers=options.headers,
-                open_timeout=options.open_timeout_s,
-                max_size=options.max_message_bytes,
-                compression=None,  # small packets of nearly random codes do not compress
-                proxy=None,
-                close_timeout=options.drain_timeout_s,
-                **tls,
-            )
-        except (OSError, asyncio.TimeoutError, WebSocketException, ValueError) as error:
-            reason = str(error) or type(error).__name__
-            raise ConnectionFailedError(f"no connection to {options.url}: {reason}") from error
+            socket = await open_socket(options.url, **socket_options(options))
+        except Exception as error:
+            raise failed_to_connect(options, error) from error
         return cls(socket, options)
 
-    async def start(self, utterance: Receiver) -> bool:
-        """Send the settings where they changed, and the text; return False where nobody is there.
+    async def start(
+        self, speech: Speech, config: wire.SessionConfig, on_news: Callable[[], None]
+    ) -> None:
+        """Send the settings where they changed, and the text as far as it is known.
 
-        Text that comes in pieces is the utterance's own to send.
+        Where nobody is there any more, ``speech`` learns it as an event, now or later.
+
+        Args:
+            speech: Takes the events.
+            config: Its settings.
+            on_news: Called after every event.
+
+        Raises:
+            LocalProtocolError: The text cannot be encoded; the server is told to drop the rest.
         """
-        if self._config != utterance.config:
-            self.session.configure(utterance.config)
-        if isinstance(utterance.text, str):
-            self.session.send_text(utterance.text)
-            self.session.flush()
-        self._receiver = utterance
+        if self._config != config:
+            self.session.configure(config)
+            self._config = config
+        now_s = time.perf_counter()
+        speech.begin(fresh_connection=not self.used, now_s=now_s)
+        self._speech, self._on_news = speech, on_news
         self._idle.clear()
-        self.expect_answer()
-        utterance.restart_clock()
-        if not await self.send():
-            self._receiver = None
-            utterance.forget_early_events()
-            return False
-        self._config = utterance.config
-        return True
+        self.used = True
+        try:
+            speech.transmit(self.session, now_s)
+        except LocalProtocolError:
+            await self.withdraw(speech)
+            raise
+        await self.send()
 
-    def expect_answer(self) -> None:
-        """Count the server's silence from now: it is its turn."""
-        self.last_message_s = time.perf_counter()
+    def serves(self, speech: Speech) -> bool:
+        """Whether ``speech`` is what the server is still busy with."""
+        return self._speech is speech
 
-    def serves(self, utterance: Receiver) -> bool:
-        """Whether ``utterance`` is the one that the server is still busy with."""
-        return self._receiver is utterance
+    async def withdraw(self, speech: Speech) -> None:
+        """Tell the server that nothing more of ``speech`` is wanted."""
+        if not self.serves(speech):
+            return
+        if self.session.in_utterance:
+            with contextlib.suppress(LocalProtocolError):  # the socket closed just now
+                self.session.cancel()
+            await self._send_or_abort()
+        else:  # not a word of it was sent: there is nothing to wait for
+            self._release()
 
-    async def send(self) -> bool:
-        """Send what the session has to send, in order; return False where the socket is closed."""
+    async def send(self) -> None:
+        """Send what the session has to send, in order.
+
+        A caller that is cancelled here leaves no message half sent, or sent twice. A server that
+        takes nothing for ``idle_timeout_s`` loses the connection.
+        """
+        self._outbox.extend(self.session.data_to_send())
+        if self._sender is None or self._sender.done():
+            if not self._outbox:
+                return
+            self._sender = asyncio.create_task(self._send_all(), name="codecstream-send")
+        await asyncio.shield(self._sender)
+
+    async def _send_all(self) -> None:
         from websockets.exceptions import ConnectionClosed
 
-        async with self._sending:
-            self._outbox.extend(self.session.data_to_send())
-            try:
-                while self._outbox:
-                    await self._socket.send(self._outbox[0])
-                    self._outbox.popleft()  # only now: a cancelled send is made up for later
-            except ConnectionClosed:
-                self._outbox.clear()
-                return False
-        return True
+        try:
+            while self._outbox:
+                message = self._outbox.popleft()
+                await asyncio.wait_for(self._socket.send(message), self._options.idle_timeout_s)
+        except ConnectionClosed:
+            self._outbox.clear()  # the reader tells
+        except asyncio.TimeoutError:
+            self._outbox.clear()
+            self._socket.transport.abort()
+
+    async def _send_or_abort(self) -> None:
+        try:
+            await asyncio.wait_for(self.send(), self._options.drain_timeout_s)
+        except asyncio.TimeoutError:  # a server that takes nothing takes no close frame either
+            self._socket.transport.abort()
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no utterance is in flight; return False where it takes too long."""
@@ -162,27 +153,39 @@ class Connection:
         return True
 
     async def close(self, *, goodbye: bool) -> None:
-        """Close the socket and wait for the reader."""
+        """Close the socket and wait for the reader: twice ``drain_timeout_s`` at most."""
         if goodbye and not self.closed:
             self.session.close()
-            await self.send()
+        await self._send_or_abort()
+        self._abort_sender()
         await self._socket.close()
         await asyncio.wait([self._reader])
+
+    def _abort_sender(self) -> None:
+        self._outbox.clear()
+        if self._sender is not None:
+            self._sender.cancel()
 
     async def _read(self) -> None:
         from websockets.exceptions import ConnectionClosed
 
         code, reason = 1006, ""
+        messages = 0
         try:
             while True:
                 message = await self._socket.recv()
                 self.last_message_s = time.perf_counter()
                 self._deliver(self.session.receive(message))
-                await self.send()
+                if self.session.has_data_to_send:
+                    await self.send()
+                messages += 1
+                if messages % _MESSAGES_PER_TURN == 0:
+                    await asyncio.sleep(0)
         except ConnectionClosed as closed:
-            frame = closed.rcvd or closed.sent
-            if frame is not None:
-                code, reason = frame.code, frame.reason
+            code, reason = close_code_of(closed)
+        except asyncio.CancelledError:  # the event loop is going away, and we with it
+            self._socket.transport.abort()
+            raise
         except Exception as error:  # a fault of this program: it must not look like the network's
             failure = CodecStreamError(f"reading from the server failed: {error!r}")
             failure.__cause__ = error
@@ -190,14 +193,23 @@ class Connection:
             await self._socket.close(1011)
         finally:
             self.closed = True
+            self._abort_sender()
             self._deliver(self.session.receive_eof(code, reason))
-            self._idle.set()
+            if self._speech is not None:  # nothing of it was sent yet: the session knows nothing
+                self._speech.lose_connection(code, reason)
+                self._release()
 
     def _deliver(self, events: list[Event]) -> None:
+        speech = self._speech
         for event in events:
-            receiver = self._receiver
+            if speech is not None:
+                speech.receive(event, self.session, time.perf_counter())
             if isinstance(event, UtteranceEnded):
-                self._receiver = None
-                self._idle.set()
-            if receiver is not None:
-                receiver.receive(event, self.session)
+                self._release()
+        if events:
+            self._on_news()
+
+    def _release(self) -> None:
+        self._speech = None
+        self._idle.set()
+        self._on_news()

@@ -19,7 +19,9 @@
         │   ├── SequenceError            a packet is missing or repeated
         │   └── StreamMismatchError      the stream is not for this decoder artifact
         ├── ServerError                  the server reported a failure
-        └── IncompleteError              the stream ended early; what came was not all
+        ├── IncompleteError              the stream ended early; what came was not all
+        ├── StalledError                 no frame came for too long; the server may be alive
+        └── TooLongError                 more audio came than this program allows
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ __all__ = [
     "RemoteProtocolError",
     "SequenceError",
     "ServerError",
+    "StalledError",
     "StreamMismatchError",
+    "TooLongError",
     "UtteranceError",
     "WireError",
 ]
@@ -121,7 +125,16 @@ class WireError(CodecStreamError):
 
 
 class ConnectionFailedError(CodecStreamError):
-    """No connection to the server could be made; nothing of an utterance was lost."""
+    """No connection to the server could be made; nothing of an utterance was lost.
+
+    Attributes:
+        transient: Whether trying again later may help: the network or a busy server, rather than
+            a wrong address, a certificate or a refusal.
+    """
+
+    def __init__(self, message: str, *, transient: bool = False) -> None:
+        super().__init__(message)
+        self.transient = transient
 
 
 class LocalProtocolError(CodecStreamError):
@@ -197,6 +210,7 @@ class IncompleteError(UtteranceError):
     """The stream ended before the utterance was complete.
 
     Attributes:
+        connection_lost: Whether the connection is to blame: it ended, or went silent.
         close_code: The WebSocket's close code when the connection ended, else None.
         expected: What ``codec.done`` claimed, when that is what does not match.
         received: What arrived.
@@ -206,12 +220,38 @@ class IncompleteError(UtteranceError):
         self,
         message: str,
         *,
+        connection_lost: bool = False,
         close_code: int | None = None,
         expected: int | None = None,
         received: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(message, **kwargs)
+        self.connection_lost = connection_lost or close_code is not None
         self.close_code = close_code
         self.expected = expected
         self.received = received
+
+
+class StalledError(UtteranceError):
+    """No frame came for too long, whatever else came: pings, other messages.
+
+    Attributes:
+        waited_s: How long no frame had come, in seconds.
+    """
+
+    def __init__(self, message: str, *, waited_s: float, **kwargs: Any) -> None:
+        super().__init__(message, **kwargs)
+        self.waited_s = waited_s
+
+
+class TooLongError(UtteranceError):
+    """More audio came than this program allows; what is within the limit was handed out.
+
+    Attributes:
+        limit_frames: The limit, in frames.
+    """
+
+    def __init__(self, message: str, *, limit_frames: int, **kwargs: Any) -> None:
+        super().__init__(message, **kwargs)
+        self.limit_frames = limit_frames

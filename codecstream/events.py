@@ -51,9 +51,15 @@ class SentenceEnded:
 
 @dataclass(frozen=True, slots=True)
 class UtteranceFailed:
-    """Nothing more of this utterance will be delivered; ``UtteranceEnded`` follows, or the end."""
+    """Nothing more of this utterance will be delivered; ``UtteranceEnded`` follows, or the end.
+
+    Attributes:
+        error: What went wrong.
+        after_audio: What came before is good and is handed out first; else it is dropped.
+    """
 
     error: CodecStreamError
+    after_audio: bool = False
 
 
 @dataclass(frozen=True, slots=True)

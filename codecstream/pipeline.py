@@ -1,12 +1,25 @@
-"""Protocol events in, decoded chunks out: the part of an utterance that works beside the caller."""
+"""Protocol events in, decoding jobs out, decoded chunks back: an utterance on its way to sound.
+
+Nothing here waits, and nothing runs beside anything: a shell (``utterance.py`` for asyncio,
+``sync_client.py`` for threads) feeds events from its network side, runs the jobs on its worker,
+and takes chunks for its caller.
+
+::
+
+    pipeline.feed(event, arrival_ms)                  # the network's side
+    while job := pipeline.next_job():                 # the worker's side
+        pipeline.finish_job(job, job.run(), t_ms, decode_ms)
+    chunk = pipeline.take()                           # the caller's side
+
+Events wait without bound (codes are small); decoded audio waits up to ``max_ahead_s``, and with it
+the next job. **The size of a chunk is chosen in** :meth:`DecodePipeline.next_job`, by the decoder's
+ramp.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +39,7 @@ from codecstream.events import (
 from codecstream.geometry import CodecGeometry
 from codecstream.metrics import ChunkTime
 
-__all__ = ["AudioChunk", "DecodePipeline"]
+__all__ = ["AudioChunk", "DecodePipeline", "Job"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,162 +68,190 @@ class AudioChunk:
     decode_ms: float
 
 
-class DecodePipeline:
-    """Decodes an utterance on a worker while its events arrive.
+class Job:
+    """One chunk to decode; :meth:`run` may be called in any thread, once."""
 
-    Events wait without bound (codes are small); decoded audio waits up to ``max_ahead_s``, and the
-    worker with it.
+    __slots__ = ("_chunks", "arrival_ms")
+
+    def __init__(self, chunks: Iterator[NDArray[np.float32]], arrival_ms: float) -> None:
+        self._chunks = chunks
+        self.arrival_ms = arrival_ms
+
+    def run(self) -> NDArray[np.float32]:
+        """Decode the chunk. Raises what the program raises."""
+        for pcm in self._chunks:
+            return pcm
+        raise DecoderError("the decoder had a chunk ready and did not decode it")
+
+
+class DecodePipeline:
+    """What has come of an utterance, what is decoded of it, and what was taken.
+
+    Args:
+        new_decoder: Makes a decoder in its first state.
+        geometry: What it decodes.
+        max_ahead_s: Decoded audio that waits for the caller, in seconds; at least one chunk.
 
     Attributes:
         error: Why it is no success, or None.
+        finished: Whether nothing more will be decoded.
+        paused: Whether the caller wants no chunk for now.
         frames_decoded: Frames whose audio was decoded.
+        frames_taken: Frames whose audio the caller has taken.
         sentences: Sentences that began.
         timeline: Times of all chunks, in order.
     """
 
     def __init__(
         self,
-        decoder: StreamDecoder,
+        new_decoder: Callable[[], StreamDecoder],
         geometry: CodecGeometry,
-        worker: Executor,
         max_ahead_s: float,
     ) -> None:
-        self._decoder = decoder
+        self._new_decoder = new_decoder
         self._geometry = geometry
-        self._worker = worker
         self._max_ahead_samples = max_ahead_s * geometry.sample_rate_hz
-        self._inbox: asyncio.Queue[tuple[Event, float] | None] = asyncio.Queue()
+        self.paused = False
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all that came: the utterance is requested again. A job still out is void."""
+        self._decoder = self._new_decoder()
+        self._chunks: Iterator[NDArray[np.float32]] = iter(())
+        self._then: Callable[[], None] | None = None  # what follows the chunks now pending
+        self._arrival_ms = 0.0
+        self._job: Job | None = None
+        self._inbox: deque[tuple[Event, float]] = deque()
         self._ready: deque[AudioChunk] = deque()
         self._ready_samples = 0
-        self._news = asyncio.Event()  # a chunk is ready, or it is over
-        self._room = asyncio.Event()  # the caller took a chunk, or it is over
-        self._started_s = time.perf_counter()
-        self._task: asyncio.Task[None] | None = None
-        self._busy = False
-        self._finished = False  # nothing more will become ready
+        self.finished = False
         self.error: CodecStreamError | None = None
         self.frames_decoded = 0
+        self.frames_taken = 0
         self.sentences = 0
         self.timeline: list[ChunkTime] = []
 
     @property
     def over(self) -> bool:
-        """Whether the last chunk was taken, or it ended early: :meth:`get` has nothing more."""
-        return self._finished and not self._ready
+        """Whether the last chunk was taken, or it ended early: :meth:`take` has nothing more."""
+        return self.finished and not self._ready
 
     @property
-    def waiting_for_frames(self) -> bool:
-        """Whether everything that arrived is decoded and taken: only the server can go on."""
-        return not (self._finished or self._busy or self._ready or self._inbox.qsize())
+    def busy(self) -> bool:
+        """Whether a job is out."""
+        return self._job is not None
 
-    def restart_clock(self) -> None:
-        """Count times from now: the request is being sent."""
-        self._started_s = time.perf_counter()
+    # The network's side
 
-    def start(self) -> None:
-        """Begin to decode."""
-        self._task = asyncio.create_task(self._run(), name="codecstream-decode")
-
-    def feed(self, event: Event) -> None:
-        """Take an event from the protocol. Never waits."""
-        if isinstance(event, UtteranceFailed):
+    def feed(self, event: Event, arrival_ms: float) -> None:
+        """Take an event from the protocol."""
+        if self.finished:
+            return
+        if isinstance(event, UtteranceFailed) and not event.after_audio:
             self.stop(event.error)
-        elif not self._finished:
-            self._inbox.put_nowait((event, self._elapsed_ms()))
+        else:
+            self._inbox.append((event, arrival_ms))
 
     def stop(self, error: CodecStreamError | None = None) -> None:
         """End now: drop what is not decoded and what is not taken."""
         self._ready.clear()
         self._ready_samples = 0
-        if not self._finished:
+        self._inbox.clear()
+        if not self.finished:
             self._finish(error)
 
-    async def get(self) -> AudioChunk | None:
-        """Return the next chunk, or None when it is over; then look at :attr:`error`."""
-        while not self._ready:
-            if self._finished:
-                return None
-            self._news.clear()
-            await self._news.wait()
+    # The worker's side
+
+    def next_job(self) -> Job | None:
+        """Return the next chunk to decode; None where there is none yet, or no room for it."""
+        full = self._ready and self._ready_samples >= self._max_ahead_samples
+        if self._job is not None or full:
+            return None
+        try:
+            while not self.finished and not self._decoder.chunk_ready:
+                if self._then is not None:
+                    then, self._then = self._then, None
+                    then()
+                elif self._inbox:
+                    self._handle(*self._inbox.popleft())
+                else:
+                    return None
+        except Exception as error:
+            self.stop(_as_ours(error))
+        if self.finished:
+            return None
+        self._job = Job(self._chunks, self._arrival_ms)
+        return self._job
+
+    def finish_job(self, job: Job, pcm: NDArray[np.float32], t_ms: float, decode_ms: float) -> None:
+        """Take the audio of ``job``; a job from before a stop or restart counts for nothing."""
+        if job is not self._job:
+            return
+        self._job = None
+        if self.finished:
+            return
+        frames = pcm.size // self._geometry.samples_per_frame
+        chunk = AudioChunk(
+            pcm=pcm,
+            frames=frames,
+            first_frame=self.frames_decoded,
+            idx=len(self.timeline),
+            sentence_index=max(0, self.sentences - 1),
+            arrival_ms=job.arrival_ms,
+            t_ms=t_ms,
+            decode_ms=decode_ms,
+        )
+        self.frames_decoded += frames
+        self.timeline.append(
+            ChunkTime(t_ms, pcm.size, chunk.idx, frames, job.arrival_ms, decode_ms)
+        )
+        self._ready.append(chunk)
+        self._ready_samples += pcm.size
+
+    def fail_job(self, job: Job, error: Exception) -> None:
+        """Take note that ``job`` could not be decoded: the utterance ends here."""
+        if job is self._job:
+            self._job = None
+            if not self.finished:
+                self.stop(_as_ours(error))
+
+    # The caller's side
+
+    def take(self) -> AudioChunk | None:
+        """Return the next chunk; None where none is ready, while paused, and at the end."""
+        if self.paused or not self._ready:
+            return None
         chunk = self._ready.popleft()
         self._ready_samples -= chunk.pcm.size
-        self._room.set()
+        self.frames_taken += chunk.frames
         return chunk
 
-    async def join(self) -> None:
-        """Wait until the decoding task has ended, which takes its current chunk at most."""
-        if self._task is not None:
-            await asyncio.wait([self._task])
-
     def _finish(self, error: CodecStreamError | None) -> None:
-        self._finished = True
+        self.finished = True
         self.error = error
-        self._news.set()
-        self._room.set()
-        self._inbox.put_nowait(None)
 
-    async def _run(self) -> None:
-        try:
-            while not self._finished:
-                item = await self._inbox.get()
-                if item is None:
-                    return
-                self._busy = True
-                await self._handle(*item)
-                self._busy = False
-        except CodecStreamError as error:
-            self.stop(error)
-        except Exception as error:  # a runtime's own: it must reach the caller, not a log
-            failure = DecoderError(f"decoding failed: {error!r}")
-            failure.__cause__ = error
-            self.stop(failure)
-
-    async def _handle(self, event: Event, arrival_ms: float) -> None:
+    def _handle(self, event: Event, arrival_ms: float) -> None:
+        self._arrival_ms = arrival_ms
         if isinstance(event, SentenceStarted):
             self._decoder.reset()
             self.sentences += 1
         elif isinstance(event, Frames):
-            await self._decode(self._decoder.push(event.codes), arrival_ms)
-        elif isinstance(event, DecoderReset):
-            await self._decode(self._decoder.finish(), arrival_ms)
-            self._decoder.reset()
+            self._chunks = self._decoder.push(event.codes)
         elif isinstance(event, SentenceEnded):
-            await self._decode(self._decoder.finish(), arrival_ms)
-        elif isinstance(event, UtteranceEnded):
-            await self._decode(self._decoder.finish(), arrival_ms)  # of a sentence cut short
-            if not self._finished:
-                self._finish(event.error)
+            self._chunks = self._decoder.finish()
+        elif isinstance(event, DecoderReset):
+            self._chunks = self._decoder.finish()
+            self._then = self._decoder.reset
+        elif isinstance(event, (UtteranceEnded, UtteranceFailed)):
+            error = event.error
+            self._chunks = self._decoder.finish()  # of a sentence cut short
+            self._then = lambda: self._finish(error)
 
-    async def _decode(self, chunks: Iterator[NDArray[np.float32]], arrival_ms: float) -> None:
-        loop = asyncio.get_running_loop()
-        while self._decoder.chunk_ready and not self._finished:
-            started_s = time.perf_counter()
-            pcm = await loop.run_in_executor(self._worker, next, chunks)
-            if self._finished:
-                return
-            now_ms = self._elapsed_ms()
-            decode_ms = (time.perf_counter() - started_s) * 1000
-            frames = pcm.size // self._geometry.samples_per_frame
-            chunk = AudioChunk(
-                pcm=pcm,
-                frames=frames,
-                first_frame=self.frames_decoded,
-                idx=len(self.timeline),
-                sentence_index=max(0, self.sentences - 1),
-                arrival_ms=arrival_ms,
-                t_ms=now_ms,
-                decode_ms=decode_ms,
-            )
-            self.frames_decoded += frames
-            self.timeline.append(
-                ChunkTime(now_ms, pcm.size, chunk.idx, frames, arrival_ms, decode_ms)
-            )
-            self._ready.append(chunk)
-            self._ready_samples += pcm.size
-            self._news.set()
-            while self._ready_samples >= self._max_ahead_samples and not self._finished:
-                self._room.clear()
-                await self._room.wait()
 
-    def _elapsed_ms(self) -> float:
-        return (time.perf_counter() - self._started_s) * 1000
+def _as_ours(error: Exception) -> CodecStreamError:
+    """Return ``error`` as one of ours: a runtime's own must reach the caller, not a log."""
+    if isinstance(error, CodecStreamError):
+        return error
+    failure = DecoderError(f"decoding failed: {error!r}")
+    failure.__cause__ = error
+    return failure

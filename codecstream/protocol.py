@@ -35,6 +35,7 @@ from codecstream.errors import (
     SequenceError,
     ServerError,
     StreamMismatchError,
+    TooLongError,
     WireError,
 )
 from codecstream.events import (
@@ -92,6 +93,7 @@ class Session:
         decoder_id: The artifact's codec, or None to accept any.
         on_gap: ``"stop"`` fails an utterance at the first missing packet, before any later frame
             is delivered. ``"reset"`` resets the decoder, goes on, and fails it at the end.
+        max_frames: Frames of an utterance after which it is cut off, or None.
     """
 
     def __init__(
@@ -100,12 +102,14 @@ class Session:
         decoder_id: str | None = None,
         *,
         on_gap: str = "stop",
+        max_frames: int | None = None,
     ) -> None:
         if on_gap not in ("stop", "reset"):
             raise ValueError(f"on_gap must be 'stop' or 'reset', not {on_gap!r}")
         self._geometry = geometry
         self._decoder_id = decoder_id
         self._on_gap = on_gap
+        self._max_frames = max_frames
         self._outgoing: list[str] = []
         self._utterance = _Utterance()
         self._splits_sentences = False
@@ -126,6 +130,21 @@ class Session:
         return self._utterance.index
 
     # This side's steps
+
+    @property
+    def in_utterance(self) -> bool:
+        """Whether something was sent of an utterance that is not over."""
+        return self.client_state not in (ClientState.IDLE, ClientState.CLOSED)
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether text of an utterance, or of the next one, can be sent now."""
+        return self.client_state in (ClientState.IDLE, ClientState.COMPOSING)
+
+    @property
+    def has_data_to_send(self) -> bool:
+        """Whether :meth:`data_to_send` has something."""
+        return bool(self._outgoing)
 
     def data_to_send(self) -> list[str]:
         """Return the text messages to send now, and forget them."""
@@ -192,7 +211,7 @@ class Session:
 
     def receive_eof(self, code: int, reason: str = "") -> list[Event]:
         """Return what the end of the connection means, with the WebSocket's close code."""
-        active, flushed = self._active, self.client_state is ClientState.FLUSHED
+        active, flushed = self.in_utterance, self.client_state is ClientState.FLUSHED
         self.client_state, self.server_state = ClientState.CLOSED, ServerState.CLOSED
         self._outgoing.clear()
         if not active:
@@ -215,10 +234,6 @@ class Session:
         utterance.failed = error
         return [UtteranceFailed(error), self._end(closing=True)]
 
-    @property
-    def _active(self) -> bool:
-        return self.client_state not in (ClientState.IDLE, ClientState.CLOSED)
-
     def _compose(self, step: Local) -> None:
         """Take a step that begins an utterance where none is in flight."""
         begins = self.client_state is ClientState.IDLE
@@ -237,13 +252,13 @@ class Session:
     def _remote(self, step: Remote) -> bool:
         """Take the server's step; return whether it was allowed."""
         state = REMOTE.get((self.server_state, step))
-        if state is None or not self._active:
+        if state is None or not self.in_utterance:
             return False
         self.server_state = state
         return True
 
     def _out_of_order(self, step: Remote) -> list[Event]:
-        if not self._active:
+        if not self.in_utterance:
             return [Notice(f"{step.value} outside an utterance was passed over")]
         return self._fail(
             RemoteProtocolError(
@@ -253,7 +268,7 @@ class Session:
         )
 
     def _unreadable(self, cause: WireError) -> list[Event]:
-        if not self._active:
+        if not self.in_utterance:
             return [Notice(str(cause))]
         error = RemoteProtocolError(str(cause), **self._progress())
         error.__cause__ = cause
@@ -360,13 +375,29 @@ class Session:
         sentence.next_seq = (packet.seq + 1) % (wire.MAX_SEQ + 1)
         sentence.packets += 1
         sentence.frames += len(codes)
+        before = utterance.frames
         utterance.frames += len(codes)
         sentence.eos = packet.eos
         if wire.Flags.RESET in packet.flags:
             events.append(DecoderReset())
+        limit = self._max_frames
+        if limit is not None and utterance.frames > limit:
+            if limit > before:
+                events.append(Frames(codes[: limit - before], packet.seq))
+            return events + self._cut_off(limit)
         if len(codes):
             events.append(Frames(codes, packet.seq))
         return events
+
+    def _cut_off(self, limit: int) -> list[Event]:
+        seconds = limit / self._geometry.frame_rate_hz
+        error = TooLongError(
+            f"the utterance was cut off at {limit} frames ({seconds:g} s of audio): the limit "
+            f"that this program set; the server did not end it",
+            limit_frames=limit,
+            **self._progress(),
+        )
+        return self._fail(error, after_audio=True)
 
     def _undo_eos(self, step: Remote) -> None:
         """A repeated packet does not end the stream, whatever its flags."""
@@ -481,7 +512,7 @@ class Session:
     def _error(self, message: wire.ErrorMessage) -> list[Event]:
         text = wire.elide(message.message or _NO_MESSAGE, 500)
         utterance = self._utterance
-        if not self._active:
+        if not self.in_utterance:
             self._last_error = text
             return [Notice(f"the server says: {text}")]
         if utterance.discarding:
@@ -494,12 +525,14 @@ class Session:
             self._unanswered_cancels = 0
             return []
         utterance = self._utterance
-        if self._active and utterance.cancel_sent and self.server_state is ServerState.QUIET:
+        if self.in_utterance and utterance.cancel_sent and self.server_state is ServerState.QUIET:
             utterance.cancel_confirmed = True
             return [self._end()]
         return [Notice("input.cancelled without a cancel was passed over")]
 
-    def _fail(self, error: CodecStreamError, *, abort: bool = True) -> list[Event]:
+    def _fail(
+        self, error: CodecStreamError, *, abort: bool = True, after_audio: bool = False
+    ) -> list[Event]:
         """End the delivery now; with ``abort``, ask the server to stop as well."""
         if self._utterance.discarding:
             return []
@@ -507,7 +540,7 @@ class Session:
         self._utterance.discarding = True
         if abort:
             self.cancel()
-        return [UtteranceFailed(error)]
+        return [UtteranceFailed(error, after_audio)]
 
     def _end(self, *, closing: bool = False) -> UtteranceEnded:
         utterance = self._utterance

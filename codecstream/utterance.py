@@ -6,52 +6,18 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
-from typing import Literal
+from concurrent.futures import Executor
 
 from codecstream import wire
-from codecstream.connection import Connection, Options, Text
-from codecstream.errors import (
-    CodecStreamError,
-    IncompleteError,
-    LocalProtocolError,
-    ServerError,
-    StreamMismatchError,
-)
-from codecstream.events import Event, Notice, UtteranceFailed
-from codecstream.metrics import ChunkTime, Metrics, summarise
-from codecstream.pipeline import AudioChunk, DecodePipeline
-from codecstream.protocol import Session
-from codecstream.states import ClientState
+from codecstream.connection import Connection
+from codecstream.errors import CodecStreamError, ConnectionFailedError
+from codecstream.options import Options
+from codecstream.pipeline import AudioChunk
+from codecstream.speech import Speech, UtteranceResult
 
-__all__ = ["Utterance", "UtteranceResult"]
+__all__ = ["Text", "Utterance"]
 
-Status = Literal["complete", "cancelled", "refused", "failed", "incomplete"]
-
-
-@dataclass(frozen=True, slots=True)
-class UtteranceResult:
-    """How an utterance ended.
-
-    Attributes:
-        status: ``complete`` only when the server's own counts match what arrived.
-        error: What was raised, or None.
-        frames_received: Valid frames that arrived.
-        frames_decoded: Frames whose audio was decoded.
-        sentences: Sentences that began.
-        notices: Oddities that were tolerated.
-        metrics: Latency figures.
-        timeline: When each chunk was ready.
-    """
-
-    status: Status
-    error: CodecStreamError | None
-    frames_received: int
-    frames_decoded: int
-    sentences: int
-    notices: tuple[str, ...]
-    metrics: Metrics
-    timeline: tuple[ChunkTime, ...]
+Text = str | AsyncIterable[str]
 
 
 class Utterance:
@@ -59,37 +25,33 @@ class Utterance:
 
     Iteration ends after the last chunk of a complete utterance, or at once when it is cancelled.
     Any other end raises an error of :mod:`codecstream.errors`. A failure that the server reports,
-    or a packet that cannot be right, raises at once and drops the audio not yet taken; counts
-    that do not add up raise after the last chunk.
+    a lost connection, or a packet that cannot be right, raises at once and drops the audio not
+    yet taken. Counts that do not add up, a silent server and an utterance that is too long raise
+    after the last chunk.
     """
 
     def __init__(
         self,
         text: Text,
         config: wire.SessionConfig,
-        pipeline: DecodePipeline,
         options: Options,
-        start: Callable[[Utterance], Awaitable[Connection]],
+        worker: Executor,
+        start: Callable[[Utterance], Awaitable[None]],
     ) -> None:
         self.text = text
-        self.config = config
-        self._pipeline = pipeline
-        self._options = options
+        self.speech = Speech(config, options)
+        self.connection: Connection | None = None  # the one that the request goes out on
+        self._worker = worker
         self._start = start
-        self._begin_task: asyncio.Task[None] | None = None
-        self._connection: Connection | None = None
-        self._helpers: list[asyncio.Task[None]] = []
-        self._early: list[Event] = []
-        self._frames_received = 0
-        self._utterance_index: int | None = None
-        self._cancelled = False
-        self._failed_remotely = False
-        self._notices: list[str] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._news = asyncio.Event()  # for the caller
+        self._work = asyncio.Event()  # for the decoding task
+        self._change = asyncio.Event()  # for the task that watches over the request
 
     @property
     def over(self) -> bool:
         """Whether it has ended, well or not, and the last chunk was taken."""
-        return self._pipeline.over
+        return self.speech.over
 
     @property
     def result(self) -> UtteranceResult:
@@ -98,154 +60,181 @@ class Utterance:
         Raises:
             LocalProtocolError: It has not ended yet.
         """
-        if not self.over:
-            raise LocalProtocolError("the utterance has no result before it has ended")
-        pipeline = self._pipeline
-        geometry = self._options.program.geometry
-        return UtteranceResult(
-            status=_status(pipeline.error, self._cancelled),
-            error=pipeline.error,
-            frames_received=self._frames_received,
-            frames_decoded=pipeline.frames_decoded,
-            sentences=pipeline.sentences,
-            notices=tuple(self._notices),
-            metrics=summarise(pipeline.timeline, geometry.sample_rate_hz),
-            timeline=tuple(pipeline.timeline),
-        )
+        return self.speech.result
+
+    @property
+    def paused(self) -> bool:
+        """Whether :meth:`pause` was called, and :meth:`resume` was not yet."""
+        return self.speech.pipeline.paused
+
+    def pause(self) -> None:
+        """Hand out no chunk until :meth:`resume`. Nothing is lost and nothing comes twice.
+
+        Frames are still received. Decoding stops when ``max_ahead_s`` of audio wait. An error or
+        a cancel ends the iteration all the same.
+        """
+        self.speech.pipeline.paused = True
+
+    def resume(self) -> None:
+        """Hand out chunks again, from where it was paused."""
+        self.speech.pipeline.paused = False
+        self.wake()
 
     def __aiter__(self) -> AsyncIterator[AudioChunk]:
         return self
 
     async def __anext__(self) -> AudioChunk:
-        if self._begin_task is None and not self.over:
-            # A task of its own: a caller that is cancelled here leaves no half request behind.
-            self._begin_task = asyncio.create_task(self._begin(), name="codecstream-begin")
-        chunk = await self._pipeline.get()
-        if chunk is None:
-            if not self._cancelled:  # else whoever cancelled it does that
-                await self.settle()
-            if self._pipeline.error is not None:
-                raise self._pipeline.error
-            raise StopAsyncIteration
-        return chunk
+        if not self._tasks and not self.over:
+            # Tasks of their own: a caller that is cancelled here leaves no half request behind.
+            self._spawn(self._request(), "codecstream-request")
+            self._spawn(self._decode(), "codecstream-decode")
+        while True:
+            chunk = self.speech.take()
+            if chunk is not None:
+                self._work.set()  # there is room
+                return chunk
+            if self.over:
+                break
+            self._news.clear()
+            await self._news.wait()
+        if not self.speech.cancelled:  # else whoever cancelled it does that
+            await self.settle()
+        error = self.speech.pipeline.error
+        if error is not None:
+            raise error
+        raise StopAsyncIteration
 
-    async def _begin(self) -> None:
+    def stop_now(self) -> None:
+        """Hand out nothing more; :meth:`settle` tells the server."""
+        self.speech.stop()
+        self.wake()
+
+    async def settle(self) -> None:
+        """Stop what still works for this utterance, here and on the server."""
+        decoding = [task for task in self._tasks if task.get_name() == "codecstream-decode"]
+        for task in self._tasks:
+            if task not in decoding:  # that one ends by itself, after its current chunk
+                task.cancel()
+        connection = self.connection
+        if connection is not None and not self.speech.failed_remotely:
+            await connection.withdraw(self.speech)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def wake(self) -> None:
+        """Tell the tasks and the caller that something has changed."""
+        self._news.set()
+        self._work.set()
+        self._change.set()
+
+    def _spawn(self, coroutine: Awaitable[None], name: str) -> None:
+        self._tasks.append(asyncio.ensure_future(coroutine))
+        self._tasks[-1].set_name(name)
+
+    # The network's side
+
+    async def _request(self) -> None:
+        """Ask for the utterance, and again as long as that is allowed."""
+        speech = self.speech
+        if isinstance(self.text, str):
+            speech.say(self.text)
+            speech.complete_text()
+        else:
+            self._spawn(self._take_text(self.text), "codecstream-text")
         try:
-            connection = await self._start(self)
+            while not speech.pipeline.finished:
+                try:
+                    await self._start(self)
+                except ConnectionFailedError as error:
+                    speech.lose(error)
+                else:
+                    await self._watch()
+                if speech.retry_delay_s is None:
+                    break
+                await asyncio.sleep(speech.retry_delay_s)
+                speech.begin_again()
         except CodecStreamError as error:
-            self._pipeline.stop(error)
-            return
+            speech.stop(error)
         except Exception as error:
             failure = CodecStreamError(f"the utterance could not start: {error!r}")
             failure.__cause__ = error
-            self._pipeline.stop(failure)
-            return
-        self._connection = connection
-        early, self._early = self._early, []
-        for event in early:
-            self._pipeline.feed(event)
-        if self.over:  # cancelled meanwhile: settle() tells the server
-            return
-        self._pipeline.start()
-        self._helpers.append(asyncio.create_task(self._watch(connection), name="codecstream-watch"))
-        if not isinstance(self.text, str):
-            pieces = self._send_pieces(connection, self.text)
-            self._helpers.append(asyncio.create_task(pieces, name="codecstream-text"))
+            speech.stop(failure)
+        finally:
+            self.wake()
 
-    async def _send_pieces(self, connection: Connection, pieces: AsyncIterable[str]) -> None:
+    async def _watch(self) -> None:
+        """Wait until the server is done with it, or silent for too long."""
+        connection, speech = self.connection, self.speech
+        assert connection is not None
+        while connection.serves(speech) and not speech.pipeline.finished:
+            now_s = time.perf_counter()
+            failure, wait_s = speech.check_silence(
+                connection.session, connection.last_message_s, now_s
+            )
+            if failure is not None:
+                speech.give_up_waiting(failure, now_s)
+                self.wake()
+                break
+            self._change.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._change.wait(), wait_s)
+        if speech.retry_delay_s is not None:
+            await connection.close(goodbye=False)
+        elif not speech.failed_remotely:
+            await connection.withdraw(speech)  # where it ended here, before it did there
+
+    async def _take_text(self, pieces: AsyncIterable[str]) -> None:
+        speech = self.speech
         try:
             async for piece in pieces:
-                if not connection.serves(self):
+                if speech.pipeline.finished or speech.failed_remotely:
                     return  # it ended before its text did; what follows belongs to nothing
-                connection.session.send_text(piece)
-                await connection.send()
-            if connection.serves(self):
-                connection.session.flush()
-                connection.expect_answer()
-                await connection.send()
-        except LocalProtocolError:
-            pass  # cancelled before its text was complete
+                speech.say(piece)
+                await self._transmit()
+            speech.complete_text()
+            await self._transmit()
+        except CodecStreamError as error:
+            speech.stop(error)
         except Exception as error:  # the caller's iterator failed: the caller gets it
             failure = CodecStreamError(f"the text's iterator failed: {error!r}")
             failure.__cause__ = error
-            self._pipeline.stop(failure)
+            speech.stop(failure)
         finally:
+            self.wake()
             close = getattr(pieces, "aclose", None)
             if close is not None:
                 await close()
 
-    async def _watch(self, connection: Connection) -> None:
-        """End the utterance when its text is complete and the server stays silent for too long."""
-        limit_s = self._options.idle_timeout_s
-        while connection.serves(self):
-            silent_s = time.perf_counter() - connection.last_message_s
-            if silent_s < limit_s or connection.session.client_state is not ClientState.FLUSHED:
-                await asyncio.sleep(max(limit_s - silent_s, limit_s / 10))
-            elif not self._pipeline.waiting_for_frames:
-                await asyncio.sleep(limit_s / 10)  # the caller first gets what has come
-            else:
-                error = IncompleteError(
-                    f"nothing came from the server for {limit_s:g} s "
-                    f"after {self._frames_received} frames",
-                    utterance_index=self._utterance_index,
-                    frames_received=self._frames_received,
-                )
-                self._pipeline.stop(error)
-                return
-
-    def restart_clock(self) -> None:
-        """Count times from now: the request is being sent."""
-        self._pipeline.restart_clock()
-
-    def receive(self, event: Event, session: Session) -> None:
-        """Take an event from the connection's reader. Never waits."""
-        self._frames_received = session.frames_received
-        self._utterance_index = session.utterance_index
-        if isinstance(event, Notice):
-            self._notices.append(event.text)
-            return
-        if isinstance(event, UtteranceFailed):
-            self._failed_remotely = True
-        if self._connection is None:
-            self._early.append(event)
-        else:
-            self._pipeline.feed(event)
-
-    def forget_early_events(self) -> None:
-        """The request did not go out: the end of that connection is not this utterance's."""
-        self._early.clear()
-        self._notices.clear()
-        self._failed_remotely = False
-
-    def stop_now(self) -> None:
-        """Hand out nothing more; :meth:`settle` tells the server."""
-        if not self.over:
-            self._cancelled = self._pipeline.error is None
-            self._pipeline.stop()
-
-    async def settle(self) -> None:
-        """Stop what still works for this utterance, here and on the server."""
-        if self._begin_task is not None and not self._begin_task.done():
-            await asyncio.wait([self._begin_task])
-        for task in self._helpers:
-            task.cancel()
-        if self._helpers:
-            await asyncio.wait(self._helpers)
-        connection = self._connection
-        if connection is not None and connection.serves(self) and not self._failed_remotely:
-            with contextlib.suppress(LocalProtocolError):  # the socket closed just now
-                connection.session.cancel()
+    async def _transmit(self) -> None:
+        """Send what is known of the text, where a connection is there to take it."""
+        connection = self.connection
+        if connection is None or not connection.serves(self.speech):
+            return  # a later connection gets all of it
+        if connection.session.takes_text:
+            self.speech.transmit(connection.session, time.perf_counter())
             await connection.send()
-        await self._pipeline.join()
 
+    # The worker's side
 
-def _status(error: CodecStreamError | None, cancelled: bool) -> Status:
-    if error is None:
-        return "cancelled" if cancelled else "complete"
-    if isinstance(error, IncompleteError):
-        return "incomplete"
-    if isinstance(error, StreamMismatchError):
-        return "refused"
-    if isinstance(error, ServerError) and error.refused:
-        return "refused"
-    return "failed"
+    async def _decode(self) -> None:
+        loop = asyncio.get_running_loop()
+        speech = self.speech
+        pipeline = speech.pipeline
+        while True:
+            job = pipeline.next_job()
+            if pipeline.finished:
+                self.wake()
+                return
+            if job is None:
+                self._work.clear()
+                await self._work.wait()
+                continue
+            started_s = time.perf_counter()
+            try:
+                pcm = await loop.run_in_executor(self._worker, job.run)
+            except Exception as error:
+                pipeline.fail_job(job, error)
+            else:
+                now_s = time.perf_counter()
+                pipeline.finish_job(job, pcm, speech.elapsed_ms(now_s), (now_s - started_s) * 1000)
+            self._news.set()

@@ -1,0 +1,322 @@
+"""The bookkeeping of one utterance: what was said, what came of it, how it ended.
+
+It is the same for asyncio and for threads, and decides whether to ask again after a loss.
+Nothing here waits and no clock is read: whoever calls says what time it is. With threads, every
+call is made under the client's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from codecstream import wire
+from codecstream.errors import (
+    CodecStreamError,
+    ConnectionFailedError,
+    IncompleteError,
+    LocalProtocolError,
+    ServerError,
+    StalledError,
+    StreamMismatchError,
+    TooLongError,
+)
+from codecstream.events import Event, Frames, Notice, UtteranceEnded, UtteranceFailed
+from codecstream.metrics import ChunkTime, Metrics, summarise
+from codecstream.options import Options
+from codecstream.pipeline import AudioChunk, DecodePipeline
+from codecstream.protocol import Session
+from codecstream.states import ClientState
+
+__all__ = ["Speech", "Status", "UtteranceResult", "status_of"]
+
+Status = Literal["complete", "cancelled", "failed", "incomplete", "refused", "stalled", "too_long"]
+
+
+@dataclass(frozen=True, slots=True)
+class UtteranceResult:
+    """How an utterance ended.
+
+    Attributes:
+        status: One of
+
+            - ``complete``: the server's own counts match what arrived;
+            - ``cancelled``: this program cancelled it, or closed the client;
+            - ``failed``: the server reported a failure or broke the protocol, or this side could
+              not decode;
+            - ``incomplete``: the connection was lost or silent, or not all came that was announced;
+            - ``refused``: the server does not support the mode, or its stream is not for this
+              decoder artifact;
+            - ``stalled``: no frame came for ``stall_timeout_s``;
+            - ``too_long``: cut off at ``max_audio_s``.
+        reason: The same in a sentence.
+        error: What was raised, or None.
+        frames_received: Valid frames that arrived.
+        frames_decoded: Frames whose audio was decoded.
+        frames_handed_out: Frames whose audio the caller took.
+        sentences: Sentences that began.
+        attempts: Requests sent: above 1, the connection was lost and it was asked for again.
+        notices: Oddities that were tolerated, and losses that a new attempt made good.
+        metrics: Latency figures.
+        timeline: When each chunk was ready.
+    """
+
+    status: Status
+    reason: str
+    error: CodecStreamError | None
+    frames_received: int
+    frames_decoded: int
+    frames_handed_out: int
+    sentences: int
+    attempts: int
+    notices: tuple[str, ...]
+    metrics: Metrics
+    timeline: tuple[ChunkTime, ...]
+
+
+def status_of(error: CodecStreamError | None, cancelled: bool) -> Status:
+    """Return which of the ends this one is."""
+    if error is None:
+        return "cancelled" if cancelled else "complete"
+    if isinstance(error, StreamMismatchError) or (isinstance(error, ServerError) and error.refused):
+        return "refused"
+    if isinstance(error, StalledError):
+        return "stalled"
+    if isinstance(error, TooLongError):
+        return "too_long"
+    if isinstance(error, (IncompleteError, ConnectionFailedError)):
+        return "incomplete"
+    return "failed"
+
+
+class Speech:
+    """One utterance, from its text to its end.
+
+    Args:
+        config: The settings to say it with.
+        options: The client's.
+
+    Attributes:
+        pipeline: What came of it, and its audio.
+        cancelled: Whether this program cancelled it.
+        retry_delay_s: How long to wait before asking again, while that is due; else None.
+        failed_remotely: Whether the server itself ended it: there is nothing to cancel there.
+    """
+
+    def __init__(self, config: wire.SessionConfig, options: Options) -> None:
+        self.config = config
+        self.pipeline = DecodePipeline(
+            options.new_decoder, options.program.geometry, options.max_ahead_s
+        )
+        self._options = options
+        self._pieces: list[str] = []
+        self._pieces_sent = 0
+        self._text_complete = False
+        self._flushed = False
+        self._request_s: float | None = None  # when the first request went out
+        self._awaited_s = 0.0  # since when a frame is awaited
+        self._attempts = 0
+        self._fresh_connection = True
+        self._heard = False  # whether anything came of this attempt
+        self._delays_s: Iterator[float] = (
+            iter(()) if options.reconnect is None else options.reconnect.delays_s()
+        )
+        self._frames_received = 0
+        self._utterance_index: int | None = None
+        self._notices: list[str] = []
+        self.cancelled = False
+        self.retry_delay_s: float | None = None
+        self.failed_remotely = False
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, well or not, and the last chunk was taken."""
+        return self.pipeline.over
+
+    @property
+    def result(self) -> UtteranceResult:
+        """How it ended.
+
+        Raises:
+            LocalProtocolError: It has not ended yet.
+        """
+        if not self.over:
+            raise LocalProtocolError("the utterance has no result before it has ended")
+        pipeline = self.pipeline
+        status = status_of(pipeline.error, self.cancelled)
+        reason = {
+            "complete": f"all {self._frames_received} frames that the server counted have come",
+            "cancelled": f"this program ended it after {self._frames_received} frames",
+        }.get(status, str(pipeline.error))
+        return UtteranceResult(
+            status=status,
+            reason=reason,
+            error=pipeline.error,
+            frames_received=self._frames_received,
+            frames_decoded=pipeline.frames_decoded,
+            frames_handed_out=pipeline.frames_taken,
+            sentences=pipeline.sentences,
+            attempts=self._attempts,
+            notices=tuple(self._notices),
+            metrics=summarise(pipeline.timeline, self._options.program.geometry.sample_rate_hz),
+            timeline=tuple(pipeline.timeline),
+        )
+
+    # The text
+
+    def say(self, piece: str) -> None:
+        """Take a piece of the text; :meth:`transmit` sends it."""
+        self._pieces.append(piece)
+
+    def complete_text(self) -> None:
+        """Take note that no piece follows."""
+        self._text_complete = True
+
+    def transmit(self, session: Session, now_s: float) -> None:
+        """Put what was not sent of the text into ``session``; the server's turn counts from now.
+
+        Raises:
+            LocalProtocolError: The text cannot be encoded, or the session is closed or cancelled.
+        """
+        while self._pieces_sent < len(self._pieces):
+            session.send_text(self._pieces[self._pieces_sent])
+            self._pieces_sent += 1
+        if self._text_complete and not self._flushed:
+            session.flush()
+            self._flushed = True
+            self._awaited_s = now_s
+
+    # An attempt
+
+    def begin(self, *, fresh_connection: bool, now_s: float) -> None:
+        """Take note that the request goes out now, on a connection of its own or a used one."""
+        self._attempts += 1
+        self._fresh_connection = fresh_connection
+        if self._request_s is None:
+            self._request_s = now_s
+        self._awaited_s = now_s
+
+    def begin_again(self) -> None:
+        """Prepare the next attempt: all of the text is to be sent again."""
+        self.retry_delay_s = None
+        self._pieces_sent = 0
+        self._flushed = False
+        self._heard = False
+        self._frames_received = 0
+        self._utterance_index = None
+
+    def receive(self, event: Event, session: Session, now_s: float) -> None:
+        """Take an event of the connection that serves it."""
+        if self.retry_delay_s is not None:
+            return  # of an attempt that was given up
+        self._frames_received = session.frames_received
+        self._utterance_index = session.utterance_index
+        if isinstance(event, Notice):
+            self._notices.append(event.text)
+            return
+        if isinstance(event, UtteranceFailed):
+            if self._will_retry(event.error):
+                return
+            self.failed_remotely = True
+        elif not isinstance(event, UtteranceEnded):
+            self._heard = True
+        if isinstance(event, Frames):
+            self._awaited_s = now_s
+        self.pipeline.feed(event, self.elapsed_ms(now_s))
+
+    def lose(self, error: CodecStreamError) -> None:
+        """Take note that an attempt failed: ask again if that is allowed, else end with it."""
+        if self.retry_delay_s is None and not self._will_retry(error):
+            self.stop(error)
+
+    def give_up_waiting(self, failure: UtteranceFailed, now_s: float) -> None:
+        """Take note of a silence: ask again if that is allowed, else end after what has come."""
+        if not self._will_retry(failure.error):
+            self.pipeline.feed(failure, self.elapsed_ms(now_s))
+
+    def lose_connection(self, code: int, reason: str) -> None:
+        """Take note that the connection ended before anything of the request was sent."""
+        why = f": {reason}" if reason else ""
+        error = IncompleteError(
+            f"the connection closed with code {code} before the text's first piece{why}",
+            close_code=code,
+        )
+        self.lose(error)
+
+    def _will_retry(self, error: CodecStreamError) -> bool:
+        """Decide whether to ask again after ``error``, and when: only while nothing was heard."""
+        lost = (isinstance(error, IncompleteError) and error.connection_lost) or (
+            isinstance(error, ConnectionFailedError) and error.transient
+        )
+        pipeline = self.pipeline
+        if not lost or self.cancelled or pipeline.finished or pipeline.frames_taken:
+            return False
+        # A used connection on which nothing came may have been closed before the request went out,
+        # as the server does with idle ones. That is not counted as an attempt to reconnect.
+        stale = not self._fresh_connection and not self._heard
+        delay_s = 0.0 if stale else next(self._delays_s, None)
+        if delay_s is None:
+            return False
+        self._fresh_connection = True
+        self._notices.append(f"attempt {max(1, self._attempts)} was lost: {error}")
+        pipeline.restart()  # at once: nothing of it may be taken any more
+        self.retry_delay_s = delay_s
+        return True
+
+    def check_silence(
+        self, session: Session, last_message_s: float, now_s: float
+    ) -> tuple[UtteranceFailed | None, float]:
+        """Return a failure if the server has been silent for too long, and when to look again.
+
+        The server's turn begins when its text is complete. Audio that came before the silence is
+        good and is handed out before the failure is raised.
+        """
+        idle_limit_s = self._options.idle_timeout_s
+        stall_limit_s = self._options.stall_timeout_s
+        if session.client_state is not ClientState.FLUSHED:
+            return None, min(idle_limit_s, stall_limit_s or idle_limit_s)
+        silent_s = now_s - max(last_message_s, self._awaited_s)
+        stalled_s = now_s - self._awaited_s
+        progress = {
+            "utterance_index": self._utterance_index,
+            "frames_received": self._frames_received,
+        }
+        error: CodecStreamError | None = None
+        if silent_s >= idle_limit_s:
+            error = IncompleteError(
+                f"nothing came from the server for {idle_limit_s:g} s "
+                f"after {self._frames_received} frames",
+                connection_lost=True,
+                **progress,
+            )
+        elif stall_limit_s is not None and stalled_s >= stall_limit_s:
+            error = StalledError(
+                f"no frame came for {stall_limit_s:g} s after {self._frames_received} frames, "
+                f"though the last message of any kind is {now_s - last_message_s:.1f} s old",
+                waited_s=stalled_s,
+                **progress,
+            )
+        wait_s = idle_limit_s - silent_s
+        if stall_limit_s is not None:
+            wait_s = min(wait_s, stall_limit_s - stalled_s)
+        failure = None if error is None else UtteranceFailed(error, after_audio=True)
+        return failure, max(wait_s, 0.0)
+
+    # The caller
+
+    def take(self) -> AudioChunk | None:
+        """Return the next chunk; None where none is to be had for now, or any more."""
+        return None if self.retry_delay_s is not None else self.pipeline.take()
+
+    def stop(self, error: CodecStreamError | None = None) -> None:
+        """Hand out nothing more; without ``error``, because this program cancels it."""
+        if not self.over:
+            if error is None:
+                self.cancelled = self.pipeline.error is None
+            self.pipeline.stop(error)
+            self.retry_delay_s = None
+
+    def elapsed_ms(self, now_s: float) -> float:
+        """Return the time since the request was sent."""
+        return 0.0 if self._request_s is None else (now_s - self._request_s) * 1000

@@ -7,10 +7,13 @@
         async for chunk in client.speak("Hello.", voice="vivian"):
             play(chunk.pcm)                         # float32 [samples] at 24 kHz
 
+``codecstream.sync_connect`` is the same for programs without asyncio, with ``with`` and ``for``.
+
 Importing this package loads numpy and nothing heavier. A runtime, sounddevice and websockets load
 when they are first used.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from codecstream.accumulate import CodeAccumulator
@@ -42,7 +45,11 @@ from codecstream.runtimes import Program, load_program
 from codecstream.schedule import DEFAULT_RAMP, Ramp
 
 if TYPE_CHECKING:
-    from codecstream.client import AudioChunk, Client, Utterance, UtteranceResult, connect
+    from codecstream.client import Client, Utterance, connect
+    from codecstream.options import Reconnect
+    from codecstream.pipeline import AudioChunk
+    from codecstream.speech import UtteranceResult
+    from codecstream.sync_client import SyncClient, SyncUtterance, sync_connect
 
 __version__ = "0.1.0"
 
@@ -66,12 +73,15 @@ __all__ = [
     "PlaybackError",
     "Program",
     "Ramp",
+    "Reconnect",
     "RemoteProtocolError",
     "SequenceError",
     "ServerError",
     "StalledError",
     "StreamDecoder",
     "StreamMismatchError",
+    "SyncClient",
+    "SyncUtterance",
     "TooLongError",
     "Utterance",
     "UtteranceError",
@@ -79,15 +89,25 @@ __all__ = [
     "WireError",
     "connect",
     "load_program",
+    "sync_connect",
 ]
 
-_CLIENT = frozenset({"AudioChunk", "Client", "Utterance", "UtteranceResult", "connect"})
+_LAZY = {
+    "AudioChunk": "pipeline",
+    "Client": "client",
+    "Reconnect": "options",
+    "SyncClient": "sync_client",
+    "SyncUtterance": "sync_client",
+    "Utterance": "client",
+    "UtteranceResult": "speech",
+    "connect": "client",
+    "sync_connect": "sync_client",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Load the client when it is first used: a device that decodes only needs no asyncio."""
-    if name not in _CLIENT:
+    """Load a client when it is first used: a device that decodes only needs neither."""
+    module = _LAZY.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from codecstream import client
-
-    return getattr(client, name)
+    return getattr(importlib.import_module(f"codecstream.{module}"), name)

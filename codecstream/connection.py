@@ -46,6 +46,7 @@ class Connection:
         self._idle.set()
         self._outbox: deque[str] = deque()
         self._sender: asyncio.Task[None] | None = None
+        self._ended_with = (1006, "")  # close code and reason
         self.session = new_session(options)
         self.closed = False
         self.used = False
@@ -82,11 +83,15 @@ class Connection:
         Raises:
             LocalProtocolError: The text cannot be encoded; the server is told to drop the rest.
         """
+        now_s = time.perf_counter()
+        speech.begin(fresh_connection=not self.used, now_s=now_s)
+        if self.closed:  # no sooner opened than closed
+            speech.lose_connection(*self._ended_with)
+            on_news()
+            return
         if self._config != config:
             self.session.configure(config)
             self._config = config
-        now_s = time.perf_counter()
-        speech.begin(fresh_connection=not self.used, now_s=now_s)
         self._speech, self._on_news = speech, on_news
         self._idle.clear()
         self.used = True
@@ -123,7 +128,10 @@ class Connection:
             if not self._outbox:
                 return
             self._sender = asyncio.create_task(self._send_all(), name="codecstream-send")
-        await asyncio.shield(self._sender)
+        sender = self._sender
+        await asyncio.wait([sender])
+        if not sender.cancelled():  # as it is when the connection ends
+            sender.result()
 
     async def _send_all(self) -> None:
         from websockets.exceptions import ConnectionClosed
@@ -169,7 +177,6 @@ class Connection:
     async def _read(self) -> None:
         from websockets.exceptions import ConnectionClosed
 
-        code, reason = 1006, ""
         messages = 0
         try:
             while True:
@@ -182,7 +189,7 @@ class Connection:
                 if messages % _MESSAGES_PER_TURN == 0:
                     await asyncio.sleep(0)
         except ConnectionClosed as closed:
-            code, reason = close_code_of(closed)
+            self._ended_with = close_code_of(closed)
         except asyncio.CancelledError:  # the event loop is going away, and we with it
             self._socket.transport.abort()
             raise
@@ -194,9 +201,9 @@ class Connection:
         finally:
             self.closed = True
             self._abort_sender()
-            self._deliver(self.session.receive_eof(code, reason))
+            self._deliver(self.session.receive_eof(*self._ended_with))
             if self._speech is not None:  # nothing of it was sent yet: the session knows nothing
-                self._speech.lose_connection(code, reason)
+                self._speech.lose_connection(*self._ended_with)
                 self._release()
 
     def _deliver(self, events: list[Event]) -> None:

@@ -236,10 +236,10 @@ class Speech:
             self.pipeline.feed(failure, self.elapsed_ms(now_s))
 
     def lose_connection(self, code: int, reason: str) -> None:
-        """Take note that the connection ended before anything of the request was sent."""
+        """Take note that the connection ended before anything of the text was sent."""
         why = f": {reason}" if reason else ""
         error = IncompleteError(
-            f"the connection closed with code {code} before the text's first piece{why}",
+            f"the connection closed with code {code} before anything of the text was sent{why}",
             close_code=code,
         )
         self.lose(error)

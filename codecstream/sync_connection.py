@@ -97,6 +97,7 @@ class SyncConnection:
         self._outbox: deque[str] = deque()
         self._sending = threading.Lock()
         self.last_message_s = time.perf_counter()
+        self._ended_with = (1006, "")  # close code and reason
         self.session = new_session(options)
         self.closed = False
         self.used = False
@@ -115,11 +116,14 @@ class SyncConnection:
         """
         try:
             with self._changed:
+                now_s = time.perf_counter()
+                speech.begin(fresh_connection=not self.used, now_s=now_s)
+                if self.closed:  # no sooner opened than closed
+                    speech.lose_connection(*self._ended_with)
+                    return
                 if self._config != config:
                     self.session.configure(config)
                     self._config = config
-                now_s = time.perf_counter()
-                speech.begin(fresh_connection=not self.used, now_s=now_s)
                 self._speech = speech
                 self.used = True
                 speech.transmit(self.session, now_s)
@@ -205,7 +209,6 @@ class SyncConnection:
     def _read(self) -> None:
         from websockets.exceptions import ConnectionClosed
 
-        code, reason = 1006, ""
         try:
             while True:
                 message = self._socket.recv()
@@ -216,7 +219,7 @@ class SyncConnection:
                 if answer:
                     self.send()
         except ConnectionClosed as closed:
-            code, reason = close_code_of(closed)
+            self._ended_with = close_code_of(closed)
         except Exception as error:  # a fault of this program: it must not look like the network's
             failure = CodecStreamError(f"reading from the server failed: {error!r}")
             failure.__cause__ = error
@@ -227,9 +230,9 @@ class SyncConnection:
             with self._changed:
                 self.closed = True
                 self._outbox.clear()
-                self._deliver(self.session.receive_eof(code, reason))
+                self._deliver(self.session.receive_eof(*self._ended_with))
                 if self._speech is not None:  # nothing of it was sent yet
-                    self._speech.lose_connection(code, reason)
+                    self._speech.lose_connection(*self._ended_with)
                     self._release()
 
     def _deliver(self, events: list[Event]) -> None:

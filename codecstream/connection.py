@@ -8,6 +8,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from websockets.asyncio.client import connect as open_socket
+from websockets.exceptions import ConnectionClosed
+
 from codecstream.errors import CodecStreamError, LocalProtocolError
 from codecstream.events import Event, UtteranceEnded, UtteranceFailed
 from codecstream.options import Options
@@ -60,8 +63,6 @@ class Connection:
         Raises:
             ConnectionFailedError: The server cannot be reached or refuses the handshake.
         """
-        from websockets.asyncio.client import connect as open_socket
-
         try:
             socket = await open_socket(options.url, **socket_options(options))
         except Exception as error:
@@ -134,8 +135,6 @@ class Connection:
             sender.result()
 
     async def _send_all(self) -> None:
-        from websockets.exceptions import ConnectionClosed
-
         try:
             while self._outbox:
                 message = self._outbox.popleft()
@@ -175,8 +174,6 @@ class Connection:
             self._sender.cancel()
 
     async def _read(self) -> None:
-        from websockets.exceptions import ConnectionClosed
-
         messages = 0
         try:
             while True:

@@ -99,6 +99,7 @@ class Speech:
 
     Attributes:
         pipeline: What came of it, and its audio.
+        frames_received: Valid frames that arrived so far.
         cancelled: Whether this program cancelled it.
         retry_delay_s: How long to wait before asking again, while that is due; else None.
         failed_remotely: Whether the server itself ended it: there is nothing to cancel there.
@@ -122,7 +123,7 @@ class Speech:
         self._delays_s: Iterator[float] = (
             iter(()) if options.reconnect is None else options.reconnect.delays_s()
         )
-        self._frames_received = 0
+        self.frames_received = 0
         self._utterance_index: int | None = None
         self._notices: list[str] = []
         self.cancelled = False
@@ -146,14 +147,14 @@ class Speech:
         pipeline = self.pipeline
         status = status_of(pipeline.error, self.cancelled)
         reason = {
-            "complete": f"all {self._frames_received} frames that the server counted have come",
-            "cancelled": f"this program ended it after {self._frames_received} frames",
+            "complete": f"all {self.frames_received} frames that the server counted have come",
+            "cancelled": f"this program ended it after {self.frames_received} frames",
         }.get(status, str(pipeline.error))
         return UtteranceResult(
             status=status,
             reason=reason,
             error=pipeline.error,
-            frames_received=self._frames_received,
+            frames_received=self.frames_received,
             frames_decoded=pipeline.frames_decoded,
             frames_handed_out=pipeline.frames_taken,
             sentences=pipeline.sentences,
@@ -203,14 +204,14 @@ class Speech:
         self._pieces_sent = 0
         self._flushed = False
         self._heard = False
-        self._frames_received = 0
+        self.frames_received = 0
         self._utterance_index = None
 
     def receive(self, event: Event, session: Session, now_s: float) -> None:
         """Take an event of the connection that serves it."""
         if self.retry_delay_s is not None:
             return  # of an attempt that was given up
-        self._frames_received = session.frames_received
+        self.frames_received = session.frames_received
         self._utterance_index = session.utterance_index
         if isinstance(event, Notice):
             self._notices.append(event.text)
@@ -280,19 +281,19 @@ class Speech:
         stalled_s = now_s - self._awaited_s
         progress = {
             "utterance_index": self._utterance_index,
-            "frames_received": self._frames_received,
+            "frames_received": self.frames_received,
         }
         error: CodecStreamError | None = None
         if silent_s >= idle_limit_s:
             error = IncompleteError(
                 f"nothing came from the server for {idle_limit_s:g} s "
-                f"after {self._frames_received} frames",
+                f"after {self.frames_received} frames",
                 connection_lost=True,
                 **progress,
             )
         elif stall_limit_s is not None and stalled_s >= stall_limit_s:
             error = StalledError(
-                f"no frame came for {stall_limit_s:g} s after {self._frames_received} frames, "
+                f"no frame came for {stall_limit_s:g} s after {self.frames_received} frames, "
                 f"though the last message of any kind is {now_s - last_message_s:.1f} s old",
                 waited_s=stalled_s,
                 **progress,

@@ -11,6 +11,10 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection
+from websockets.sync.client import connect as open_socket
+
 from codecstream.errors import CodecStreamError, LocalProtocolError
 from codecstream.events import Event, UtteranceEnded, UtteranceFailed
 from codecstream.options import Options
@@ -18,8 +22,6 @@ from codecstream.speech import Speech
 from codecstream.transport import close_code_of, failed_to_connect, new_session, socket_options
 
 if TYPE_CHECKING:
-    from websockets.sync.client import ClientConnection
-
     from codecstream import wire
 
 __all__ = ["Opening", "SyncConnection"]
@@ -44,8 +46,6 @@ class Opening:
             ConnectionFailedError: The server cannot be reached, refuses the handshake, or
                 :meth:`give_up` was called.
         """
-        from websockets.sync.client import connect as open_socket
-
         arguments = {**socket_options(self._options), "create_connection": self._keep}
         try:
             socket: ClientConnection = open_socket(self._options.url, **arguments)
@@ -64,8 +64,6 @@ class Opening:
                 cut(self._socket)
 
     def _keep(self, *args: Any, **kwargs: Any) -> ClientConnection:
-        from websockets.sync.client import ClientConnection
-
         with self._lock:
             self._socket = ClientConnection(*args, **kwargs)
             if self._given_up:
@@ -164,8 +162,6 @@ class SyncConnection:
 
         A server that takes nothing for ``idle_timeout_s`` loses the connection.
         """
-        from websockets.exceptions import ConnectionClosed
-
         while True:
             with self._sending:  # one thread after another, so that the order is kept
                 with self._changed:
@@ -207,8 +203,6 @@ class SyncConnection:
             keepalive.join(self._options.drain_timeout_s)
 
     def _read(self) -> None:
-        from websockets.exceptions import ConnectionClosed
-
         try:
             while True:
                 message = self._socket.recv()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ssl
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
 
 from codecstream.errors import ConnectionFailedError
 from codecstream.options import Options
 from codecstream.protocol import Session
-
-if TYPE_CHECKING:
-    from websockets.exceptions import ConnectionClosed
 
 __all__ = ["close_code_of", "failed_to_connect", "new_session", "socket_options"]
 
@@ -55,8 +54,6 @@ def failed_to_connect(options: Options, error: Exception) -> ConnectionFailedErr
 
 def _is_transient(error: Exception) -> bool:
     """Whether the same handshake may work later, by the same rules as ``websockets``' own."""
-    from websockets.exceptions import InvalidMessage, InvalidStatus
-
     if isinstance(error, InvalidStatus):
         return error.response.status_code in (429, 500, 502, 503, 504)
     if isinstance(error, InvalidMessage):

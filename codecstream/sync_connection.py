@@ -155,7 +155,7 @@ class SyncConnection:
                     self.session.cancel()
             else:  # not a word of it was sent: there is nothing to wait for
                 self._release()
-        self.send()
+        self._send_or_cut()
 
     def send(self) -> None:
         """Send what the session has to send, in order.
@@ -174,6 +174,13 @@ class SyncConnection:
                 except ConnectionClosed:
                     return  # the reader tells
 
+    def _send_or_cut(self) -> None:
+        if self._sending.acquire(timeout=self._options.drain_timeout_s):
+            self._sending.release()
+            self.send()
+        else:  # another thread hangs in a send, with the socket's lock: only this frees it
+            cut(self._socket)
+
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no utterance is in flight; return False where it takes too long."""
         with self._changed:
@@ -185,12 +192,8 @@ class SyncConnection:
             if goodbye and not self.closed:
                 self.session.close()
         bound_sends(self._socket.socket, self._options.drain_timeout_s)
-        if self._sending.acquire(timeout=self._options.drain_timeout_s):
-            self._sending.release()
-        else:  # a send hangs, with the socket's lock: nothing but this frees it
-            cut(self._socket)
         try:
-            self.send()
+            self._send_or_cut()
             self._socket.close()
             self._reader.join()
             self._join_keepalive()

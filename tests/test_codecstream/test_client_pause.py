@@ -109,13 +109,13 @@ async def test_pausing_again_and_again_loses_and_repeats_nothing(
         utterance, heard = one.speak("x")
         random = np.random.default_rng(7)
         while not heard.done():
-            one.client.pause()
+            utterance.pause()
             await asyncio.sleep(float(random.uniform(0, 0.01)))
             taken = utterance.speech.pipeline.frames_taken
             await asyncio.sleep(0.002)
             # One that was on its way when the pause began may still arrive, and no more.
             assert utterance.speech.pipeline.frames_taken <= taken + 1
-            one.client.resume()
+            utterance.resume()
             await asyncio.sleep(float(random.uniform(0, 0.01)))
         spoken = await heard
     assert spoken.result.status == "complete"

@@ -221,6 +221,23 @@ async def test_a_text_iterator_left_early_is_closed(ledger_program: LedgerProgra
         assert closed.is_set()
 
 
+async def test_cancel_before_the_first_piece_of_text_keeps_the_connection(
+    ledger_program: LedgerProgram,
+) -> None:
+    async def never() -> AsyncIterator[str]:
+        await asyncio.Event().wait()
+        yield "x"
+
+    async with replay() as server, codecstream.connect(server.url, ledger_program) as client:
+        for _ in range(2):
+            task = asyncio.create_task(collect(client.speak(never())))
+            await asyncio.sleep(0.05)
+            await asyncio.wait_for(client.cancel(), 1)  # nothing to wait for
+            assert (await task).size == 0
+        assert (await collect(client.speak("x"))).size == len(CODES) * SAMPLES
+    assert server.connections == 1
+
+
 async def test_a_fault_of_this_program_does_not_look_like_the_networks(
     ledger_program: LedgerProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,7 +150,8 @@ async def test_a_server_that_is_away_for_a_while(ledger_program: LedgerProgram, 
 
     async def script(peer: Peer) -> None:
         await peer.request()
-        await peer.speak(CODES)
+        if server.connections == 1:
+            await peer.speak(CODES)
         await peer.socket.close(1012)
         gone.set()
 
@@ -165,7 +166,6 @@ async def test_a_server_that_is_away_for_a_while(ledger_program: LedgerProgram, 
         first, second = await speaking
     assert first.result.status == second.result.status == "complete"
     assert np.array_equal(second.pcm, WHOLE)
-    assert second.result.attempts == 1 or "closed" in second.result.notices[0]
     assert len(second.result.notices) > 1
 
 

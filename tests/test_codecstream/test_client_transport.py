@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -14,9 +15,12 @@ import pytest
 from numpy.typing import NDArray
 from shells import (
     CuttingProxy,
+    Outcome,
     accept_by_hand,
     both_shells,
     leftovers,
+    listen,
+    listen_in_thread,
     nothing_left,
     raw_server,
     say,
@@ -146,6 +150,37 @@ async def test_a_server_that_takes_nothing_does_not_hold_the_client_up(
         )
     assert lost.result.status == "incomplete"
     assert lost.chunks == []
+
+
+@both_shells
+async def test_closing_does_not_wait_for_a_server_that_takes_nothing(
+    ledger_program: LedgerProgram, shell: str
+) -> None:
+    """Though a send may take ten minutes, by the options, and no ping tells that it is dead."""
+    text = "word " * 4_000_000
+    options: dict[str, Any] = {
+        "idle_timeout_s": 600,
+        "drain_timeout_s": 0.2,
+        "ping_interval_s": None,
+    }
+    async with raw_server(deaf) as url:
+        if shell == "asyncio":
+            client = codecstream.connect(url, ledger_program, **options)
+            await client.__aenter__()
+            listening = asyncio.create_task(listen(client.speak(text)))
+            await asyncio.sleep(0.5)
+            await asyncio.wait_for(client.close(), LONG_S)
+            spoken = await asyncio.wait_for(listening, LONG_S)
+        else:
+
+            def use() -> Outcome:
+                with codecstream.sync_connect(url, ledger_program, **options) as client:
+                    threading.Timer(0.5, client.close).start()
+                    return listen_in_thread(client.speak(text))
+
+            spoken = await asyncio.wait_for(asyncio.to_thread(use), LONG_S)
+    assert spoken.result.status in ("cancelled", "incomplete")
+    assert leftovers() == set()
 
 
 # Cuts

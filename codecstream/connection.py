@@ -160,13 +160,17 @@ class Connection:
         return True
 
     async def close(self, *, goodbye: bool) -> None:
-        """Close the socket and wait for the reader: twice ``drain_timeout_s`` at most."""
+        """Close the socket and wait for the reader: a few times ``drain_timeout_s`` at most."""
         if goodbye and not self.closed:
             self.session.close()
         await self._send_or_abort()
         self._abort_sender()
-        await self._socket.close()
-        await asyncio.wait([self._reader])
+        try:
+            await asyncio.wait_for(self._socket.close(), 2 * self._options.drain_timeout_s)
+        except asyncio.TimeoutError:  # only where Ctrl-C struck within websockets itself
+            self._socket.transport.abort()
+            self._reader.cancel()
+        await ended([self._reader])
 
     def _abort_sender(self) -> None:
         self._outbox.clear()
@@ -217,3 +221,15 @@ class Connection:
         self._speech = None
         self._idle.set()
         self._on_news()
+
+
+async def ended(tasks: list[asyncio.Task[None]]) -> None:
+    """Wait for tasks of this package. They raise nothing but Ctrl-C, which the caller has got.
+
+    Before Python 3.11 it strikes whatever task is running, beside leaving the event loop.
+    """
+    if tasks:
+        await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # counts as looked at: no warning when the task is forgotten

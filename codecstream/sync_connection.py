@@ -187,7 +187,7 @@ class SyncConnection:
             return self._changed.wait_for(lambda: self._speech is None, timeout_s)
 
     def close(self, *, goodbye: bool) -> None:
-        """Close the socket and wait for the reader: twice ``drain_timeout_s`` at most."""
+        """Close the socket and wait for the reader: a few times ``drain_timeout_s`` at most."""
         with self._changed:
             if goodbye and not self.closed:
                 self.session.close()

@@ -60,4 +60,5 @@ def _is_transient(error: Exception) -> bool:
         return isinstance(error.__cause__, EOFError)  # the server went away in the handshake
     if isinstance(error, ssl.SSLCertVerificationError):
         return False
-    return isinstance(error, (OSError, EOFError))  # a TimeoutError is an OSError
+    timed_out = type(error).__name__ == "TimeoutError"  # asyncio's own, before Python 3.11
+    return timed_out or isinstance(error, (OSError, EOFError))

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor
 
 from codecstream import wire
-from codecstream.connection import Connection
+from codecstream.connection import Connection, ended
 from codecstream.errors import CodecStreamError, ConnectionFailedError
 from codecstream.options import Options
 from codecstream.pipeline import AudioChunk
@@ -118,8 +118,7 @@ class Utterance:
         connection = self.connection
         if connection is not None and not self.speech.failed_remotely:
             await connection.withdraw(self.speech)
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await ended(self._tasks)
 
     def wake(self) -> None:
         """Tell the tasks and the caller that something has changed."""

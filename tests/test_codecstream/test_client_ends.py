@@ -60,6 +60,21 @@ async def test_case_1_second_utterance_starts_fresh(
 
 
 @both_shells
+@pytest.mark.case(1)
+async def test_case_1_each_sentence_starts_fresh_too(
+    ledger_program: LedgerProgram, shell: str
+) -> None:
+    one, two = make_codes(9, seed=1), make_codes(31, seed=2)
+    async with ReplayServer([Recording(one, two)], pace=0) as server:
+        (spoken,) = await say(
+            shell, server.url, ledger_program, "x", settings={"split_granularity": "sentence"}
+        )
+    assert spoken.result.status == "complete"
+    assert [chunk.sentence_index for chunk in spoken.chunks] == [0, 0, 0, 1, 1, 1, 1, 1]
+    assert np.array_equal(spoken.pcm, np.concatenate([expected_ledger(one), expected_ledger(two)]))
+
+
+@both_shells
 @pytest.mark.case(2)
 async def test_case_2_server_failure_is_one_error_and_the_connection_lives(
     ledger_program: LedgerProgram, shell: str

@@ -247,6 +247,32 @@ async def test_case_10_cancel_at_any_moment_leaves_the_next_utterance_clean(
 
 @both_shells
 @pytest.mark.case(50)
+async def test_case_50_frames_are_received_while_a_chunk_is_decoded(
+    ledger_program: LedgerProgram, shell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first chunk's decoding does not end before every frame has come."""
+    plain = ledger_program.step
+    gate = threading.Event()
+
+    def slow(codes: NDArray[np.int64], state: int) -> tuple[NDArray[np.float32], int]:
+        assert gate.wait(PATIENCE_S)
+        return plain(codes, state)
+
+    monkeypatch.setattr(ledger_program, "step", slow)
+    async with (
+        replay() as server,
+        speaker(shell, server.url, ledger_program) as one,
+    ):
+        utterance, heard = one.speak("x")
+        await until(lambda: utterance.speech.frames_received == 57)
+        assert ledger_program.calls == []
+        gate.set()
+        spoken = await asyncio.wait_for(heard, PATIENCE_S)
+    assert np.array_equal(spoken.pcm, WHOLE)
+
+
+@both_shells
+@pytest.mark.case(50)
 async def test_case_50_pings_are_answered_while_a_chunk_is_decoded(
     ledger_program: LedgerProgram, shell: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

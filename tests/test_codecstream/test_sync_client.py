@@ -202,7 +202,8 @@ async def test_cancel_while_a_new_connection_opens(ledger_program: LedgerProgram
             loop.call_soon_threadsafe(gate.set)
             assert np.array_equal(pcm_of(client.speak("three")), WHOLE)
 
-    async with ScriptedServer(script, process_request=slow_to_accept) as server:
+    options: dict[str, Any] = {"process_request": slow_to_accept, "open_timeout": None}
+    async with ScriptedServer(script, **options) as server:
         await in_thread(use)
 
 

@@ -69,8 +69,8 @@ def connect(
         ssl: TLS settings for ``wss://``; None for the system's defaults.
         proxy: A proxy's address, or True for that of the environment; None connects directly,
             whatever the environment says.
-        compression: ``"deflate"`` to offer it to the server. Codes hardly compress: it costs more
-            than it saves.
+        compression: ``"deflate"`` to offer it to the server. It saves little of 500 bytes per
+            second and costs several times the CPU; see ``benchmarks/README.md``.
         on_gap: What to do when a packet is missing: ``"stop"`` the utterance before anything
             behind the gap is decoded, or ``"reset"`` the decoder, go on, and fail at the end.
         open_timeout_s: Longest time for connecting and the handshake.

@@ -120,6 +120,7 @@ class Speech:
         self._attempts = 0
         self._fresh_connection = True
         self._heard = False  # whether anything came of this attempt
+        self._held: UtteranceFailed | None = None  # see _stale
         self._delays_s: Iterator[float] = (
             iter(()) if options.reconnect is None else options.reconnect.delays_s()
         )
@@ -204,6 +205,7 @@ class Speech:
         self._pieces_sent = 0
         self._flushed = False
         self._heard = False
+        self._held = None
         self.frames_received = 0
         self._utterance_index = None
 
@@ -216,15 +218,37 @@ class Speech:
         if isinstance(event, Notice):
             self._notices.append(event.text)
             return
-        if isinstance(event, UtteranceFailed):
-            if self._will_retry(event.error):
+        if self._held is not None and isinstance(event, UtteranceEnded):
+            if session.client_state is ClientState.CLOSED and self._will_retry(
+                IncompleteError(str(self._held.error), connection_lost=True)
+            ):
                 return
-            self.failed_remotely = True
+            self._fail(self._held, now_s)
+        elif isinstance(event, UtteranceFailed):
+            if self._stale and isinstance(event.error, ServerError):
+                self._held = event
+            elif not self._will_retry(event.error):
+                self._fail(event, now_s)
+            return
         elif not isinstance(event, UtteranceEnded):
             self._heard = True
         if isinstance(event, Frames):
             self._awaited_s = now_s
         self.pipeline.feed(event, self.elapsed_ms(now_s))
+
+    def _fail(self, failure: UtteranceFailed, now_s: float) -> None:
+        self.failed_remotely = True
+        self.pipeline.feed(failure, self.elapsed_ms(now_s))
+
+    @property
+    def _stale(self) -> bool:
+        """Whether the server may have closed this connection before it saw the request.
+
+        It does so with idle ones, after an ``error``. A refusal looks the same up to there, so the
+        error is held until ``session.done`` says that it is one, or the connection's end that it
+        is none.
+        """
+        return not self._fresh_connection and not self._heard
 
     def lose(self, error: CodecStreamError) -> None:
         """Take note that an attempt failed: ask again if that is allowed, else end with it."""
@@ -233,7 +257,9 @@ class Speech:
 
     def give_up_waiting(self, failure: UtteranceFailed, now_s: float) -> None:
         """Take note of a silence: ask again if that is allowed, else end after what has come."""
-        if not self._will_retry(failure.error):
+        if self._held is not None:
+            self._fail(self._held, now_s)
+        elif not self._will_retry(failure.error):
             self.pipeline.feed(failure, self.elapsed_ms(now_s))
 
     def lose_connection(self, code: int, reason: str) -> None:
@@ -253,10 +279,7 @@ class Speech:
         pipeline = self.pipeline
         if not lost or self.cancelled or pipeline.finished or pipeline.frames_taken:
             return False
-        # A used connection on which nothing came may have been closed before the request went out,
-        # as the server does with idle ones. That is not counted as an attempt to reconnect.
-        stale = not self._fresh_connection and not self._heard
-        delay_s = 0.0 if stale else next(self._delays_s, None)
+        delay_s = 0.0 if self._stale else next(self._delays_s, None)  # the first is not counted
         if delay_s is None:
             return False
         self._fresh_connection = True

@@ -53,6 +53,8 @@ class Opening:
             self.give_up()
             if isinstance(error, Exception):
                 raise failed_to_connect(self._options, error) from error
+            if self._socket is not None:
+                self._socket.recv_events_thread.join(self._options.drain_timeout_s)
             raise
         return socket.__enter__()  # says that we close it ourselves; does nothing else
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -73,18 +74,29 @@ def listen_in_thread(utterance: Any) -> Outcome:
 
 
 async def say(
-    shell: str, url: str, program: Program, *texts: str, settings: Any = None, **options: Any
+    shell: str,
+    url: str,
+    program: Program,
+    *texts: str,
+    settings: Any = None,
+    pause_s: float = 0.0,
+    **options: Any,
 ) -> list[Outcome]:
     """Speak ``texts`` one after another through one client; return what became of each."""
+    outcomes: list[Outcome] = []
     if shell == "asyncio":
         async with codecstream.connect(url, program, **options) as client:
-            outcomes = [await listen(client.speak(text, **settings or {})) for text in texts]
+            for text in texts:
+                outcomes.append(await listen(client.speak(text, **settings or {})))
+                await asyncio.sleep(pause_s)
         assert leftovers() == set()
         return outcomes
 
     def in_thread() -> list[Outcome]:
         with codecstream.sync_connect(url, program, **options) as client:
-            outcomes = [listen_in_thread(client.speak(text, **settings or {})) for text in texts]
+            for text in texts:
+                outcomes.append(listen_in_thread(client.speak(text, **settings or {})))
+                time.sleep(pause_s)
         assert leftovers() == set()
         return outcomes
 

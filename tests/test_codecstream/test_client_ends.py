@@ -23,7 +23,7 @@ from codecstream import (
     TooLongError,
 )
 from codecstream.testing import Fault, Peer, Recording, ReplayServer, ScriptedServer
-from codecstream.wire import Flags, InputCancel, InputCancelled
+from codecstream.wire import Flags, InputCancel, InputCancelled, SessionConfig
 
 __all__ = ["nothing_left"]
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -298,37 +298,74 @@ async def test_case_9_a_malformed_packet_is_a_protocol_error_with_byte_counts(
     assert (server.connections, server.failures) == (1, [])
 
 
+IDLE = "Idle timeout: no message received"
+
+
 @both_shells
 @pytest.mark.case(11)
+@pytest.mark.parametrize("crossing", ["nothing", "close", "error and close"])
 async def test_case_11_idle_connection_is_replaced(
-    ledger_program: LedgerProgram, shell: str
+    ledger_program: LedgerProgram, shell: str, crossing: str
 ) -> None:
-    """Twice: with the news of the close before the next request, and on its way meanwhile."""
-    asked = 0
+    """Also where the server's error or close was on its way when the next request went out."""
+    requests = 0
 
     async def script(peer: Peer) -> None:
-        nonlocal asked
-        if server.connections == 1:
-            await peer.request()
-            await peer.speak(CODES)
-            await peer.error("Idle timeout: no message received")
-        elif server.connections == 2:
-            await peer.request()
-            await peer.speak(CODES)
-            await peer.request()  # was on its way when the server gave up
-            asked += 1
-        else:
-            await peer.receive()  # session.config, again
-            await peer.request()
-            await peer.speak(CODES)
+        nonlocal requests
+        assert isinstance(await peer.receive(), SessionConfig)  # again, on each connection
+        await peer.request()
+        requests += 1
+        await peer.speak(CODES)
+        if server.connections > 1:
             await peer.receive()
+            return
+        if crossing != "nothing":
+            await peer.request()
+            requests += 1
+        if crossing != "close":
+            await peer.error(IDLE)
 
     async with ScriptedServer(script) as server:
-        outcomes = await say(shell, server.url, ledger_program, "x", "y", "z")
-    assert [spoken.result.status for spoken in outcomes] == ["complete"] * 3
+        if crossing == "nothing":
+            outcomes = await say(shell, server.url, ledger_program, "x", "y", pause_s=0.1)
+        else:
+            outcomes = await say(shell, server.url, ledger_program, "x", "y")
+    assert [spoken.result.status for spoken in outcomes] == ["complete"] * 2
     assert all(np.array_equal(spoken.pcm, WHOLE) for spoken in outcomes)
-    assert [spoken.result.attempts for spoken in outcomes][2] == 2
-    assert (server.connections, asked, server.failures) == (3, 1, [])
+    assert [spoken.result.attempts for spoken in outcomes] == [1, requests - 1]
+    assert requests == (2 if crossing == "nothing" else 3)
+    assert (server.connections, server.failures) == (2, [])
+
+
+@both_shells
+async def test_a_refusal_on_a_used_connection_is_a_refusal_at_once(
+    ledger_program: LedgerProgram, shell: str
+) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.speak(CODES)
+        await peer.request()
+        await peer.error("voice 'nobody' is not known")
+        await peer.session_done(1, sentences=0)
+        await peer.request()
+        await peer.error("and not a word after it")
+        await peer.receive()
+
+    async with ScriptedServer(script) as server:
+        whole, refused, bare = await say(
+            shell,
+            server.url,
+            ledger_program,
+            *("x", "y", "z"),
+            idle_timeout_s=0.3,
+            drain_timeout_s=0.1,
+        )
+    assert_whole(whole)
+    for spoken, text in ((refused, "not known"), (bare, "not a word after it")):
+        assert isinstance(spoken.error, ServerError) and spoken.error.refused
+        assert text in spoken.result.reason
+        assert (spoken.result.status, spoken.result.attempts) == ("refused", 1)
+    assert server.connections == 1
 
 
 @both_shells

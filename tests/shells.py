@@ -14,9 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from speaking import CODES
+from support import expected_ledger
 
 import codecstream
 from codecstream import AudioChunk, CodecStreamError, Program, UtteranceResult
+from codecstream.testing import Peer
+from codecstream.wire import InputCancel
 
 both_shells = pytest.mark.parametrize("shell", ["asyncio", "threads"])
 
@@ -80,16 +84,20 @@ async def say(
     *texts: str,
     settings: Any = None,
     pause_s: float = 0.0,
+    alone: bool = True,
     **options: Any,
 ) -> list[Outcome]:
-    """Speak ``texts`` one after another through one client; return what became of each."""
+    """Speak ``texts`` one after another through one client; return what became of each.
+
+    With ``alone``, no other client is there, and nothing may be left of this one.
+    """
     outcomes: list[Outcome] = []
     if shell == "asyncio":
         async with codecstream.connect(url, program, **options) as client:
             for text in texts:
                 outcomes.append(await listen(client.speak(text, **settings or {})))
                 await asyncio.sleep(pause_s)
-        assert leftovers() == set()
+        assert not (alone and leftovers())
         return outcomes
 
     def in_thread() -> list[Outcome]:
@@ -97,10 +105,25 @@ async def say(
             for text in texts:
                 outcomes.append(listen_in_thread(client.speak(text, **settings or {})))
                 time.sleep(pause_s)
-        assert leftovers() == set()
+        assert not (alone and leftovers())
         return outcomes
 
     return await asyncio.to_thread(in_thread)
+
+
+def assert_whole(outcome: Outcome, codes: NDArray[Any] = CODES) -> None:
+    """The utterance came through as if nothing had been before it."""
+    result = outcome.result
+    assert (result.status, result.error, result.notices) == ("complete", None, ())
+    assert result.frames_received == result.frames_handed_out == len(codes)
+    assert np.array_equal(outcome.pcm, expected_ledger(codes))
+    assert not outcome.chunks or outcome.chunks[0].frames == min(2, len(codes))
+
+
+async def wait_for_cancel(peer: Peer) -> None:
+    """Read what a client sends up to ``input.cancel``."""
+    while not isinstance(await peer.receive(), InputCancel):
+        pass
 
 
 async def try_to_enter(shell: str, url: str, program: Program, **options: Any) -> None:

@@ -57,18 +57,6 @@ async def test_case_1_second_utterance_starts_fresh(tiny_program: Program) -> No
     assert np.array_equal(np.concatenate([chunk.pcm for chunk in again]), alone)
 
 
-@pytest.mark.case(4)
-@pytest.mark.parametrize("frames", [1, 2, 3, 5, 6, 13, 29, 30, 54, 55, 56])
-async def test_case_4_short_utterances_are_heard_in_full(
-    ledger_program: LedgerProgram, frames: int
-) -> None:
-    async with (
-        ReplayServer([Recording(make_codes(frames))], pace=0) as server,
-        codecstream.connect(server.url, ledger_program) as client,
-    ):
-        assert (await collect(client.speak("x"))).size == frames * SAMPLES
-
-
 @pytest.mark.case(3)
 async def test_case_3_eos_alone_or_riding_sounds_the_same(tiny_program: Program) -> None:
     heard = []
@@ -229,22 +217,6 @@ async def test_unknown_settings_are_refused_with_the_list(ledger_program: Ledger
     async with replay() as server, codecstream.connect(server.url, ledger_program) as client:
         with pytest.raises(LocalProtocolError, match=r"volume.*settings are.*voice"):
             client.speak("x", volume=11)
-
-
-async def test_headers_reach_the_server(ledger_program: LedgerProgram) -> None:
-    seen: list[str] = []
-
-    async def script(peer: Peer) -> None:
-        seen.append(peer.headers["Authorization"])
-        await peer.receive()
-
-    headers = {"Authorization": "Bearer secret"}
-    async with (
-        ScriptedServer(script) as server,
-        codecstream.connect(server.url, ledger_program, headers=headers),
-    ):
-        pass
-    assert seen == ["Bearer secret"]
 
 
 async def test_wss_with_a_certificate_of_ones_own(ledger_program: LedgerProgram) -> None:

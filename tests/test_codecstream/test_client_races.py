@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from speaking import CODES, collect, replay
+from shells import leftovers
+from speaking import CODES, collect, fails, replay
 from support import SAMPLES, LedgerProgram, expected_ledger, make_codes
 
 import codecstream
@@ -19,16 +19,11 @@ from codecstream import (
     ConnectionFailedError,
     IncompleteError,
     LocalProtocolError,
+    OutputError,
 )
 from codecstream.protocol import Session
 from codecstream.testing import Peer, Recording, ReplayServer, ScriptedServer
 from codecstream.wire import InputCancel
-
-
-def leftovers() -> set[str]:
-    names = {task.get_name() for task in asyncio.all_tasks()}
-    names |= {thread.name for thread in threading.enumerate()}
-    return {name for name in names if name.startswith("codecstream")}
 
 
 @pytest.mark.case(10)
@@ -303,3 +298,20 @@ async def test_bad_addresses(ledger_program: LedgerProgram, url: str) -> None:
     with pytest.raises((ValueError, ConnectionFailedError)):
         async with codecstream.connect(url, ledger_program):
             pass
+
+
+async def test_decoder_failure_reaches_the_caller_and_stops_the_server(
+    ledger_program: LedgerProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(codes: NDArray[np.int64], state: int) -> tuple[NDArray[np.float32], int]:
+        return np.full(len(codes) * SAMPLES, np.nan, np.float32), state
+
+    async with (
+        replay(pace=0.05) as server,
+        codecstream.connect(server.url, ledger_program) as client,
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(ledger_program, "step", broken)
+            await fails(client.speak("x"), OutputError)
+        assert np.array_equal(await collect(client.speak("x")), expected_ledger(CODES))
+    assert server.connections == 1

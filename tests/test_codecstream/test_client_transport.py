@@ -63,6 +63,13 @@ async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 @both_shells
+async def test_nobody_listening(ledger_program: LedgerProgram, shell: str) -> None:
+    with pytest.raises(ConnectionFailedError, match="no connection to ws://") as caught:
+        await try_to_enter(shell, "ws://127.0.0.1:9/x", ledger_program)
+    assert caught.value.transient
+
+
+@both_shells
 async def test_a_handshake_that_never_answers_is_given_up(
     ledger_program: LedgerProgram, shell: str
 ) -> None:

@@ -121,6 +121,7 @@ class Speech:
         self._fresh_connection = True
         self._heard = False  # whether anything came of this attempt
         self._held: UtteranceFailed | None = None  # see _stale
+        self._ending = False  # it has failed, and at most its last audio is to be heard
         self._delays_s: Iterator[float] = (
             iter(()) if options.reconnect is None else options.reconnect.delays_s()
         )
@@ -211,8 +212,8 @@ class Speech:
 
     def receive(self, event: Event, session: Session, now_s: float) -> None:
         """Take an event of the connection that serves it."""
-        if self.retry_delay_s is not None:
-            return  # of an attempt that was given up
+        if self._ending or self.retry_delay_s is not None:
+            return  # it has failed, or this attempt was given up
         self.frames_received = session.frames_received
         self._utterance_index = session.utterance_index
         if isinstance(event, Notice):
@@ -238,6 +239,10 @@ class Speech:
 
     def _fail(self, failure: UtteranceFailed, now_s: float) -> None:
         self.failed_remotely = True
+        self._end(failure, now_s)
+
+    def _end(self, failure: UtteranceFailed, now_s: float) -> None:
+        self._ending = True
         self.pipeline.feed(failure, self.elapsed_ms(now_s))
 
     @property
@@ -260,7 +265,7 @@ class Speech:
         if self._held is not None:
             self._fail(self._held, now_s)
         elif not self._will_retry(failure.error):
-            self.pipeline.feed(failure, self.elapsed_ms(now_s))
+            self._end(failure, now_s)
 
     def lose_connection(self, code: int, reason: str) -> None:
         """Take note that the connection ended before anything of the text was sent."""
@@ -277,7 +282,8 @@ class Speech:
             isinstance(error, ConnectionFailedError) and error.transient
         )
         pipeline = self.pipeline
-        if not lost or self.cancelled or pipeline.finished or pipeline.frames_taken:
+        over = self.cancelled or self._ending or pipeline.finished
+        if not lost or over or pipeline.frames_taken:
             return False
         delay_s = 0.0 if self._stale else next(self._delays_s, None)  # the first is not counted
         if delay_s is None:
@@ -298,7 +304,7 @@ class Speech:
         """
         idle_limit_s = self._options.idle_timeout_s
         stall_limit_s = self._options.stall_timeout_s
-        if session.client_state is not ClientState.FLUSHED:
+        if self._ending or session.client_state is not ClientState.FLUSHED:
             return None, min(idle_limit_s, stall_limit_s or idle_limit_s)
         silent_s = now_s - max(last_message_s, self._awaited_s)
         stalled_s = now_s - self._awaited_s

@@ -17,7 +17,7 @@ from speaking import CODES, replay
 from support import SAMPLES, LedgerProgram, expected_ledger, make_codes
 
 import codecstream
-from codecstream import ServerError
+from codecstream import Reconnect, ServerError
 from codecstream.testing import Peer, Recording, ReplayServer, ScriptedServer
 from codecstream.wire import Flags, InputCancel
 
@@ -168,6 +168,47 @@ async def test_a_failure_reaches_a_paused_caller(ledger_program: LedgerProgram, 
         spoken = await asyncio.wait_for(heard, PATIENCE_S)
     assert isinstance(spoken.error, ServerError)
     assert spoken.chunks == []
+
+
+@both_shells
+async def test_a_stall_behind_a_paused_caller_is_told_after_the_audio(
+    ledger_program: LedgerProgram, shell: str
+) -> None:
+    """However long it stays paused; and it is not asked for again, though nothing was taken."""
+    cancelled = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.start()
+        await peer.packets(CODES[:10], eos=False)
+        while not isinstance(await peer.receive(), InputCancel):
+            pass
+        cancelled.set()
+        await peer.receive()  # and never another word
+
+    async with (
+        ScriptedServer(script) as server,
+        speaker(
+            shell,
+            server.url,
+            ledger_program,
+            stall_timeout_s=0.2,
+            idle_timeout_s=0.4,
+            drain_timeout_s=0.1,
+            max_ahead_s=0,
+            reconnect=Reconnect(),
+        ) as one,
+    ):
+        utterance, heard = one.speak("x")
+        utterance.pause()
+        await asyncio.wait_for(cancelled.wait(), PATIENCE_S)
+        await asyncio.sleep(0.6)
+        assert not utterance.over
+        utterance.resume()
+        spoken = await asyncio.wait_for(heard, PATIENCE_S)
+    assert np.array_equal(spoken.pcm, WHOLE[: 10 * SAMPLES])
+    assert (spoken.result.status, spoken.result.attempts) == ("stalled", 1)
+    assert server.connections == 1
 
 
 @both_shells

@@ -297,6 +297,38 @@ def test_silence_is_idle_or_stalled_exactly_when_its_time_is_over(
     assert failure is not None and failure.after_audio
 
 
+def test_a_stall_is_told_once_and_final() -> None:
+    """Its audio may wait for a paused caller for long, and the connection be lost meanwhile."""
+    speech, session = begun(reconnect=Reconnect())
+    hear(speech, session, 100.0, start(), packet(0, 6))
+    failure, _ = speech.check_silence(session, 110.0, 121.0)
+    assert failure is not None and isinstance(failure.error, StalledError)
+    speech.give_up_waiting(failure, 121.0)
+    assert speech.check_silence(session, 110.0, 1000.0) == (None, 20.0)
+    for event in session.receive_eof(1006):
+        speech.receive(event, session, 1000.0)
+    assert speech.retry_delay_s is None
+    while run_job(speech.pipeline):
+        pass
+    assert sum(chunk.frames for chunk in iter(speech.take, None)) == 6
+    assert speech.result.status == "stalled"
+
+
+def test_what_was_cut_off_is_not_asked_for_again() -> None:
+    speech, _ = begun(reconnect=Reconnect())
+    session = Session(GEOMETRY, max_frames=4)
+    session.send_text("Hello.")
+    session.flush()
+    hear(speech, session, 100.0, start(), packet(0, 6))
+    assert speech.check_silence(session, 100.0, 1000.0) == (None, 20.0)
+    for event in session.receive_eof(1006):
+        speech.receive(event, session, 1000.0)
+    while run_job(speech.pipeline):
+        pass
+    assert sum(chunk.frames for chunk in iter(speech.take, None)) == 4
+    assert speech.result.status == "too_long"
+
+
 def test_the_servers_turn_begins_when_the_text_is_complete() -> None:
     options = make_options(stall_timeout_s=5.0, idle_timeout_s=5.0)
     speech, session = Speech(options.config, options), Session(GEOMETRY)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -202,6 +204,42 @@ def test_player_shows_the_devices_to_choose_from(
     assert told in printed and "Traceback" not in printed
     assert "*  1  Speakers, FakeAudio, 48000 Hz" in printed, "what there is to choose from"
     assert "Microphone" not in printed
+
+
+@pytest.mark.parametrize("replay_url", [["--pace", "0.3"]], indirect=True)
+def test_robot_skips_what_is_interrupted_and_says_the_next(
+    replay_url: str, tmp_path: Path, demo_program: Program
+) -> None:
+    skipped, said = demo.utterances()[1], demo.utterances()[0]
+    wav = tmp_path / "said.wav"
+    command = [
+        sys.executable, "-W", "error", "examples/robot.py", "--url", replay_url,
+        "--artifact", demo.artifact_dir(), "--wav", wav, skipped.text, said.text,
+    ]  # fmt: skip
+    with subprocess.Popen(
+        list(map(str, command)),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as robot:
+        assert robot.stdout is not None and robot.stderr is not None
+        first = robot.stdout.readline()
+        time.sleep(0.3)  # at any moment: it takes 1.6 s to say
+        robot.send_signal(signal.SIGINT)
+        output, errors = robot.communicate(timeout=60)
+    assert (errors, robot.returncode) == ("", 0)
+    assert first == f"Saying {skipped.text!r}\n"
+    lines = output.splitlines()
+    assert lines[0].startswith("  cancelled after")
+    assert lines[1] == f"Saying {said.text!r}"
+    assert lines[2].startswith(f"  complete after {len(said.codes)} frames")
+    decoder = codecstream.StreamDecoder(demo_program)
+    expected = np.concatenate([*decoder.push(said.codes), *decoder.finish()])
+    pcm, _ = read_wav(wav)
+    assert (pcm.size - expected.size) % 1920 == 0
+    assert np.abs(pcm[-expected.size :] - expected).max() < 1 / 32767
 
 
 def test_embedding_document_runs(tmp_path: Path, demo_program: Program) -> None:

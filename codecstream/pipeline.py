@@ -1,7 +1,7 @@
 """Protocol events in, decoding jobs out, decoded chunks back: an utterance on its way to sound.
 
 Nothing here waits, and nothing runs beside anything: a shell (``utterance.py`` for asyncio,
-``sync_client.py`` for threads) feeds events from its network side, runs the jobs on its worker,
+``sync_utterance.py`` for threads) feeds events from its network side, runs the jobs on its worker,
 and takes chunks for its caller.
 
 ::

@@ -19,22 +19,19 @@ import ssl as ssl_module
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal
 
 from codecstream import wire
-from codecstream.errors import CodecStreamError, ConnectionFailedError, LocalProtocolError
+from codecstream.errors import LocalProtocolError
 from codecstream.options import Options, Reconnect
-from codecstream.pipeline import AudioChunk
 from codecstream.runtimes import Program
 from codecstream.schedule import DEFAULT_RAMP, Ramp
-from codecstream.speech import Speech, UtteranceResult
 from codecstream.sync_connection import Opening, SyncConnection
+from codecstream.sync_utterance import SyncUtterance
 
 __all__ = ["SyncClient", "SyncUtterance", "sync_connect"]
-
-_WAIT_S = 1.0  # a wait without a limit cannot be interrupted on every system
 
 
 def sync_connect(
@@ -88,191 +85,6 @@ def sync_connect(
     )
 
 
-class SyncUtterance:
-    """One spoken text: an iterator of :class:`AudioChunk`, for one thread.
-
-    It ends as :class:`codecstream.Utterance` does: after the last chunk, at once when it is
-    cancelled, and else with an error of :mod:`codecstream.errors`.
-    """
-
-    def __init__(
-        self, text: str | Iterable[str], config: wire.SessionConfig, client: SyncClient
-    ) -> None:
-        self._text = text
-        self._client = client
-        self._changed = client._changed
-        self._begun = False
-        self._text_thread: threading.Thread | None = None
-        self.speech = Speech(config, client._options)
-        self.connection: SyncConnection | None = None
-
-    @property
-    def over(self) -> bool:
-        """Whether it has ended, well or not, and the last chunk was taken."""
-        return self.speech.over
-
-    @property
-    def result(self) -> UtteranceResult:
-        """How it ended.
-
-        Raises:
-            LocalProtocolError: It has not ended yet.
-        """
-        with self._changed:
-            return self.speech.result
-
-    @property
-    def paused(self) -> bool:
-        """Whether :meth:`pause` was called, and :meth:`resume` was not yet."""
-        return self.speech.pipeline.paused
-
-    def pause(self) -> None:
-        """Hand out no chunk until :meth:`resume`. Nothing is lost and nothing comes twice.
-
-        Frames are still received. Decoding stops when ``max_ahead_s`` of audio wait. An error or
-        a cancel ends the iteration all the same.
-        """
-        with self._changed:
-            self.speech.pipeline.paused = True
-
-    def resume(self) -> None:
-        """Hand out chunks again, from where it was paused."""
-        with self._changed:
-            self.speech.pipeline.paused = False
-            self._changed.notify_all()
-
-    def __iter__(self) -> Iterator[AudioChunk]:
-        return self
-
-    def __next__(self) -> AudioChunk:
-        if not self._begun and not self.over:
-            self._begun = True
-            self._say()
-            self._request()
-        while True:
-            with self._changed:
-                chunk = self.speech.take()
-                if chunk is not None:
-                    self._changed.notify_all()  # there is room
-                    return chunk
-                if self.over:
-                    break
-                if self.speech.retry_delay_s is None and self._wait():
-                    continue
-            self._request_again()
-        if not self.speech.cancelled:  # else whoever cancelled it does that
-            self.settle()
-        error = self.speech.pipeline.error
-        if error is not None:
-            raise error
-        raise StopIteration
-
-    def stop_now(self) -> None:
-        """Hand out nothing more; :meth:`settle` tells the server."""
-        with self._changed:
-            self.speech.stop()
-            self._changed.notify_all()
-
-    def settle(self) -> None:
-        """Stop what the server still does for this utterance."""
-        if self.connection is not None and not self.speech.failed_remotely:
-            self.connection.withdraw(self.speech)
-
-    def join_text(self, timeout_s: float) -> None:
-        """Wait for the text's thread, which may be waiting for the next piece of it."""
-        if self._text_thread is not None:
-            self._text_thread.join(timeout_s)
-
-    def _wait(self) -> bool:
-        """Wait for news, and look after the server's silence; return False where to ask again."""
-        speech, connection = self.speech, self.connection
-        wait_s = _WAIT_S
-        if connection is not None and connection.serves(speech) and not speech.pipeline.finished:
-            now_s = time.perf_counter()
-            failure, until_s = speech.check_silence(
-                connection.session, connection.last_message_s, now_s
-            )
-            if failure is not None:
-                speech.give_up_waiting(failure, now_s)
-                self._changed.notify_all()
-                return False
-            wait_s = min(wait_s, until_s)
-        self._changed.wait(wait_s)
-        return True
-
-    def _request(self) -> None:
-        """Send the request; an error ends the utterance, or makes another attempt due."""
-        speech = self.speech
-        try:
-            self._client._start(self)
-        except ConnectionFailedError as error:
-            with self._changed:
-                speech.lose(error)
-        except CodecStreamError as error:
-            with self._changed:
-                speech.stop(error)
-
-    def _request_again(self) -> None:
-        """Ask once more after a loss; tell the server where it is given up instead."""
-        speech, connection = self.speech, self.connection
-        delay_s = speech.retry_delay_s
-        if delay_s is None:
-            self.settle()  # it was silent for too long
-            return
-        if connection is not None:
-            connection.close(goodbye=False)
-        with self._changed:
-            self._changed.wait_for(lambda: speech.over, delay_s)
-            if speech.over:
-                return
-            speech.begin_again()
-        self._request()
-
-    # The text
-
-    def _say(self) -> None:
-        if isinstance(self._text, str):
-            self.speech.say(self._text)
-            self.speech.complete_text()
-        else:  # it may block: its pieces come from a thread of their own
-            self._text_thread = threading.Thread(
-                target=self._take_text, args=[self._text], name="codecstream-text", daemon=True
-            )
-            self._text_thread.start()
-
-    def _take_text(self, pieces: Iterable[str]) -> None:
-        speech = self.speech
-        failure: CodecStreamError | None = None
-        try:
-            for piece in pieces:
-                with self._changed:
-                    if speech.pipeline.finished or speech.failed_remotely:
-                        break  # it ended before its text did; what follows belongs to nothing
-                    speech.say(piece)
-                self._transmit()
-            else:
-                with self._changed:
-                    speech.complete_text()
-                self._transmit()
-            close = getattr(pieces, "close", None)
-            if close is not None:
-                close()
-        except CodecStreamError as error:
-            failure = error
-        except Exception as error:  # the caller's iterator failed: the caller gets it
-            failure = CodecStreamError(f"the text's iterator failed: {error!r}")
-            failure.__cause__ = error
-        if failure is not None:
-            with self._changed:
-                speech.stop(failure)
-                self._changed.notify_all()
-
-    def _transmit(self) -> None:
-        """Send what is known of the text, where a connection is there to take it."""
-        if self.connection is not None:
-            self.connection.transmit(self.speech)
-
-
 class SyncClient:
     """A connection to a talker server that speaks utterances one after another, for threads.
 
@@ -288,6 +100,7 @@ class SyncClient:
         self._utterance: SyncUtterance | None = None
         self._opening: Opening | None = None
         self._worker: threading.Thread | None = None
+        self._text_threads: list[threading.Thread] = []
         self._open = False
 
     def __enter__(self) -> SyncClient:
@@ -337,7 +150,9 @@ class SyncClient:
         """
         config = self._options.configured(settings)
         self._require_open()
-        return SyncUtterance(text, config, self)
+        return SyncUtterance(
+            text, config, self._options, self._changed, self._start, self._in_thread
+        )
 
     def pause(self) -> None:
         """Hand out no chunk of the utterance in flight until :meth:`resume`; see there.
@@ -385,8 +200,9 @@ class SyncClient:
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.join()  # its current chunk, at most
-        if self._utterance is not None:
-            self._utterance.join_text(self._options.drain_timeout_s)
+        until_s = time.perf_counter() + self._options.drain_timeout_s
+        for thread in self._text_threads:
+            thread.join(max(0.0, until_s - time.perf_counter()))
         _open_clients.discard(self)
 
     def _give_up(self, utterance: SyncUtterance) -> None:
@@ -395,6 +211,13 @@ class SyncClient:
         if opening is not None:
             opening.give_up()
         utterance.settle()
+
+    def _in_thread(self, take_text: Callable[[], None]) -> None:
+        """Take the pieces of an utterance's text beside its caller."""
+        thread = threading.Thread(target=take_text, name="codecstream-text", daemon=True)
+        self._text_threads = [old for old in self._text_threads if old.is_alive()]
+        self._text_threads.append(thread)
+        thread.start()
 
     def _require_open(self) -> None:
         if not self._open:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
+from typing import Any
 
 from codecstream import wire
 from codecstream.connection import Connection, ended
@@ -28,6 +29,9 @@ class Utterance:
     a lost connection, or a packet that cannot be right, raises at once and drops the audio not
     yet taken. Counts that do not add up, a silent server and an utterance that is too long raise
     after the last chunk.
+
+    Attributes:
+        speech: What has come of it so far, for those who watch it.
     """
 
     def __init__(
@@ -126,9 +130,8 @@ class Utterance:
         self._work.set()
         self._change.set()
 
-    def _spawn(self, coroutine: Awaitable[None], name: str) -> None:
-        self._tasks.append(asyncio.ensure_future(coroutine))
-        self._tasks[-1].set_name(name)
+    def _spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
+        self._tasks.append(asyncio.create_task(coroutine, name=name))
 
     # The network's side
 

@@ -328,6 +328,32 @@ async def test_a_text_iterator_left_early_is_closed(ledger_program: LedgerProgra
     assert server.connections == 1
 
 
+async def test_closing_waits_for_the_text_of_earlier_utterances(
+    ledger_program: LedgerProgram,
+) -> None:
+    """Each of them is about to end: that it takes its time is no reason to leave it behind."""
+    ended: list[int] = []
+
+    def slow(index: int) -> Iterator[str]:
+        try:
+            yield "x"
+            time.sleep(0.5)
+        finally:
+            ended.append(index)
+
+    def use() -> None:
+        with codecstream.sync_connect(server.url, ledger_program, max_audio_s=None) as client:
+            for index in range(3):
+                utterance = client.speak(slow(index))
+                threading.Timer(0.05, client.cancel).start()
+                assert list(utterance) == []
+        assert sorted(ended) == [0, 1, 2]
+        assert leftovers() == set()
+
+    async with replay() as server:
+        await in_thread(use)
+
+
 async def test_a_text_iterator_that_never_goes_on_does_not_hold_up_the_rest(
     ledger_program: LedgerProgram,
 ) -> None:

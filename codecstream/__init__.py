@@ -46,6 +46,7 @@ from codecstream.schedule import DEFAULT_RAMP, Ramp
 
 if TYPE_CHECKING:
     from codecstream.client import Client, Utterance, connect
+    from codecstream.observe import Observer
     from codecstream.options import Reconnect
     from codecstream.pipeline import AudioChunk
     from codecstream.speech import UtteranceResult
@@ -69,6 +70,7 @@ __all__ = [
     "InvalidCodesError",
     "LocalProtocolError",
     "MissingDependencyError",
+    "Observer",
     "OutputError",
     "PlaybackError",
     "Program",
@@ -95,6 +97,7 @@ __all__ = [
 _LAZY = {
     "AudioChunk": "pipeline",
     "Client": "client",
+    "Observer": "observe",
     "Reconnect": "options",
     "SyncClient": "sync_client",
     "SyncUtterance": "sync_client",

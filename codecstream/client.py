@@ -26,6 +26,7 @@ from typing import Any, Literal
 from codecstream import wire
 from codecstream.connection import Connection
 from codecstream.errors import LocalProtocolError
+from codecstream.observe import Observer, Observers
 from codecstream.options import Options, Reconnect
 from codecstream.pipeline import AudioChunk
 from codecstream.runtimes import Program
@@ -57,6 +58,7 @@ def connect(
     max_audio_s: float | None = 7200.0,
     max_ahead_s: float = 10.0,
     max_message_bytes: int = wire.MAX_PACKET_BYTES,
+    observer: Observer | None = None,
 ) -> Client:
     """Return a client that connects when it is entered with ``async with``.
 
@@ -89,6 +91,7 @@ def connect(
         max_audio_s: Longest utterance; it is cut off there. None for no limit.
         max_ahead_s: Decoded audio kept for the caller, in seconds; at least one chunk.
         max_message_bytes: Largest message accepted; the default is the protocol's largest packet.
+        observer: Is told of messages, chunks and ends; see :mod:`codecstream.observe`.
 
     Raises:
         ValueError: The URL is no WebSocket's, an option is out of its range, or the schedule
@@ -115,6 +118,7 @@ def connect(
             max_audio_s=max_audio_s,
             max_ahead_s=max_ahead_s,
             max_message_bytes=max_message_bytes,
+            observers=Observers(observer),
         )
     )
 

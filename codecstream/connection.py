@@ -67,6 +67,7 @@ class Connection:
             socket = await open_socket(options.url, **socket_options(options))
         except Exception as error:
             raise failed_to_connect(options, error) from error
+        options.observers.connected(options.url)
         return cls(socket, options)
 
     async def start(
@@ -138,6 +139,7 @@ class Connection:
         try:
             while self._outbox:
                 message = self._outbox.popleft()
+                self._options.observers.sent(message)
                 await asyncio.wait_for(self._socket.send(message), self._options.idle_timeout_s)
         except ConnectionClosed:
             self._outbox.clear()  # the reader tells
@@ -182,6 +184,7 @@ class Connection:
         try:
             while True:
                 message = await self._socket.recv()
+                self._options.observers.received(message)
                 self.last_message_s = time.perf_counter()
                 self._deliver(self.session.receive(message))
                 if self.session.has_data_to_send:
@@ -201,6 +204,7 @@ class Connection:
             await self._socket.close(1011)
         finally:
             self.closed = True
+            self._options.observers.disconnected(*self._ended_with)
             self._abort_sender()
             self._deliver(self.session.receive_eof(*self._ended_with))
             if self._speech is not None:  # nothing of it was sent yet: the session knows nothing

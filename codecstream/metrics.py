@@ -28,6 +28,7 @@ class ChunkTime:
         frames: Codec frames that it was decoded from.
         arrival_ms: When the last of them had arrived.
         decode_ms: What decoding took.
+        budget_ms: What it may take at most to keep up: the duration of its audio.
     """
 
     t_ms: float
@@ -36,6 +37,7 @@ class ChunkTime:
     frames: int = 0
     arrival_ms: float = 0.0
     decode_ms: float = 0.0
+    budget_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class Metrics:
         rtf: ``total_s / audio_s``; about the talker's pace when the device keeps up.
         decode_ms_total: Time spent decoding.
         decode_rtf: The same over the duration of the audio; below 1 the device keeps up.
+        chunks_over_budget: Chunks that took longer to decode than they play.
+        worst_budget_share: The largest share of its audio's duration that a chunk took.
     """
 
     ttfa_ms: float | None = None
@@ -62,6 +66,8 @@ class Metrics:
     rtf: float | None = None
     decode_ms_total: float = 0.0
     decode_rtf: float | None = None
+    chunks_over_budget: int = 0
+    worst_budget_share: float | None = None
 
 
 def summarise(chunks: Iterable[ChunkTime], sample_rate_hz: int) -> Metrics:
@@ -79,6 +85,7 @@ def summarise(chunks: Iterable[ChunkTime], sample_rate_hz: int) -> Metrics:
         stall_ms += max(0.0, chunk.t_ms - runs_dry_ms)
         audio_ms += chunk.samples * 1000 / sample_rate_hz
     decode_ms = sum(chunk.decode_ms for chunk in timeline)
+    shares = [chunk.decode_ms / (chunk.samples * 1000 / sample_rate_hz) for chunk in timeline]
     return Metrics(
         ttfa_ms=ttfa_ms,
         playback_start_ms=playback_start_ms,
@@ -88,4 +95,6 @@ def summarise(chunks: Iterable[ChunkTime], sample_rate_hz: int) -> Metrics:
         rtf=timeline[-1].t_ms / audio_ms,
         decode_ms_total=decode_ms,
         decode_rtf=decode_ms / audio_ms,
+        chunks_over_budget=sum(share > 1 for share in shares),
+        worst_budget_share=max(shares),
     )

@@ -6,7 +6,7 @@ import math
 import random
 import ssl as ssl_module
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -14,6 +14,7 @@ import msgspec
 from codecstream import wire
 from codecstream.decoder import StreamDecoder
 from codecstream.errors import LocalProtocolError
+from codecstream.observe import Observers
 from codecstream.runtimes import Program
 from codecstream.schedule import Ramp
 
@@ -91,6 +92,7 @@ class Options:
     max_audio_s: float | None
     max_ahead_s: float
     max_message_bytes: int
+    observers: Observers = field(default_factory=lambda: Observers(None))
 
     def __post_init__(self) -> None:
         secure = self.url.startswith("wss://")

@@ -100,6 +100,7 @@ class DecodePipeline:
         frames_taken: Frames whose audio the caller has taken.
         sentences: Sentences that began.
         timeline: Times of all chunks, in order.
+        audio_ready_max_s: The most audio that was decoded and not taken at a time.
     """
 
     def __init__(
@@ -130,6 +131,12 @@ class DecodePipeline:
         self.frames_taken = 0
         self.sentences = 0
         self.timeline: list[ChunkTime] = []
+        self.audio_ready_max_s = 0.0
+
+    @property
+    def audio_ready_s(self) -> float:
+        """Audio that is decoded and not taken, in seconds."""
+        return self._ready_samples / self._geometry.sample_rate_hz
 
     @property
     def over(self) -> bool:
@@ -202,11 +209,13 @@ class DecodePipeline:
             decode_ms=decode_ms,
         )
         self.frames_decoded += frames
+        budget_ms = pcm.size * 1000 / self._geometry.sample_rate_hz
         self.timeline.append(
-            ChunkTime(t_ms, pcm.size, chunk.idx, frames, job.arrival_ms, decode_ms)
+            ChunkTime(t_ms, pcm.size, chunk.idx, frames, job.arrival_ms, decode_ms, budget_ms)
         )
         self._ready.append(chunk)
         self._ready_samples += pcm.size
+        self.audio_ready_max_s = max(self.audio_ready_max_s, self.audio_ready_s)
 
     def fail_job(self, job: Job, error: Exception) -> None:
         """Take note that ``job`` could not be decoded: the utterance ends here."""

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from codecstream import wire
 from codecstream.errors import (
     CodecStreamError,
@@ -24,8 +27,9 @@ from codecstream.errors import (
 )
 from codecstream.events import Event, Frames, Notice, UtteranceEnded, UtteranceFailed
 from codecstream.metrics import ChunkTime, Metrics, summarise
+from codecstream.observe import Progress
 from codecstream.options import Options
-from codecstream.pipeline import AudioChunk, DecodePipeline
+from codecstream.pipeline import AudioChunk, DecodePipeline, Job
 from codecstream.protocol import Session
 from codecstream.states import ClientState
 
@@ -60,6 +64,8 @@ class UtteranceResult:
         notices: Oddities that were tolerated, and losses that a new attempt made good.
         metrics: Latency figures.
         timeline: When each chunk was ready.
+        frames_waiting_max: The most frames that were received and not decoded at a time.
+        audio_ready_max_s: The most audio that was decoded and not taken at a time, in seconds.
     """
 
     status: Status
@@ -73,6 +79,8 @@ class UtteranceResult:
     notices: tuple[str, ...]
     metrics: Metrics
     timeline: tuple[ChunkTime, ...]
+    frames_waiting_max: int
+    audio_ready_max_s: float
 
 
 def status_of(error: CodecStreamError | None, cancelled: bool) -> Status:
@@ -126,6 +134,8 @@ class Speech:
             iter(()) if options.reconnect is None else options.reconnect.delays_s()
         )
         self.frames_received = 0
+        self._frames_waiting_max = 0
+        self._end_reported = False
         self._utterance_index: int | None = None
         self._notices: list[str] = []
         self.cancelled = False
@@ -164,7 +174,40 @@ class Speech:
             notices=tuple(self._notices),
             metrics=summarise(pipeline.timeline, self._options.program.geometry.sample_rate_hz),
             timeline=tuple(pipeline.timeline),
+            frames_waiting_max=self._frames_waiting_max,
+            audio_ready_max_s=pipeline.audio_ready_max_s,
         )
+
+    def progress(self, now_s: float) -> Progress:
+        """Return how far it is."""
+        pipeline = self.pipeline
+        decode_ms = sum(chunk.decode_ms for chunk in pipeline.timeline)
+        audio_ms = sum(chunk.budget_ms for chunk in pipeline.timeline)
+        return Progress(
+            elapsed_ms=self.elapsed_ms(now_s),
+            frames_received=self.frames_received,
+            frames_decoded=pipeline.frames_decoded,
+            frames_handed_out=pipeline.frames_taken,
+            frames_waiting=max(0, self.frames_received - pipeline.frames_decoded),
+            audio_ready_s=pipeline.audio_ready_s,
+            decode_ms_total=decode_ms,
+            decode_rtf=decode_ms / audio_ms if audio_ms else None,
+        )
+
+    def finish_job(
+        self, job: Job, pcm: NDArray[np.float32], started_s: float, now_s: float
+    ) -> None:
+        """Take the audio of ``job``, which was decoded from ``started_s`` to ``now_s``."""
+        chunks = len(self.pipeline.timeline)
+        self.pipeline.finish_job(job, pcm, self.elapsed_ms(now_s), (now_s - started_s) * 1000)
+        for chunk in self.pipeline.timeline[chunks:]:
+            self._options.observers.chunk_decoded(chunk, self.progress(now_s))
+
+    def report_end(self) -> None:
+        """Tell the observers how it ended; once, however often it is called."""
+        if self.over and not self._end_reported:
+            self._end_reported = True
+            self._options.observers.utterance_ended(self.result)
 
     # The text
 
@@ -215,6 +258,8 @@ class Speech:
         if self._ending or self.retry_delay_s is not None:
             return  # it has failed, or this attempt was given up
         self.frames_received = session.frames_received
+        waiting = self.frames_received - self.pipeline.frames_decoded
+        self._frames_waiting_max = max(self._frames_waiting_max, waiting)
         self._utterance_index = session.utterance_index
         if isinstance(event, Notice):
             self._notices.append(event.text)

@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 from codecstream import wire
 from codecstream.errors import LocalProtocolError
+from codecstream.observe import Observer, Observers
 from codecstream.options import Options, Reconnect
 from codecstream.runtimes import Program
 from codecstream.schedule import DEFAULT_RAMP, Ramp
@@ -55,6 +56,7 @@ def sync_connect(
     max_audio_s: float | None = 7200.0,
     max_ahead_s: float = 10.0,
     max_message_bytes: int = wire.MAX_PACKET_BYTES,
+    observer: Observer | None = None,
 ) -> SyncClient:
     """Return a client that connects when it is entered with ``with``.
 
@@ -81,6 +83,7 @@ def sync_connect(
             max_audio_s=max_audio_s,
             max_ahead_s=max_ahead_s,
             max_message_bytes=max_message_bytes,
+            observers=Observers(observer),
         )
     )
 
@@ -293,9 +296,7 @@ class SyncClient:
                 continue
             now_s = time.perf_counter()
             with self._changed:
-                speech.pipeline.finish_job(
-                    job, pcm, speech.elapsed_ms(now_s), (now_s - started_s) * 1000
-                )
+                speech.finish_job(job, pcm, started_s, now_s)
                 self._changed.notify_all()
 
 

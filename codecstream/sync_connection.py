@@ -104,6 +104,7 @@ class SyncConnection:
         bound_sends(socket.socket, options.idle_timeout_s)
         # A daemon: a program that forgets to close the client must be able to end.
         self._reader = threading.Thread(target=self._read, name="codecstream-read", daemon=True)
+        options.observers.connected(options.url)
         self._reader.start()
 
     def start(self, speech: Speech, config: wire.SessionConfig) -> None:
@@ -171,6 +172,7 @@ class SyncConnection:
                     if not self._outbox:
                         return
                     message = self._outbox.popleft()
+                self._options.observers.sent(message)
                 try:
                     self._socket.send(message)
                 except ConnectionClosed:
@@ -211,6 +213,7 @@ class SyncConnection:
         try:
             while True:
                 message = self._socket.recv()
+                self._options.observers.received(message)
                 with self._changed:
                     self.last_message_s = time.perf_counter()
                     self._deliver(self.session.receive(message))
@@ -226,6 +229,7 @@ class SyncConnection:
                 self._deliver([UtteranceFailed(failure)])
             self._socket.close(1011)
         finally:
+            self._options.observers.disconnected(*self._ended_with)
             with self._changed:
                 self.closed = True
                 self._outbox.clear()

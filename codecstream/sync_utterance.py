@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from codecstream import wire
 from codecstream.errors import CodecStreamError, ConnectionFailedError
+from codecstream.observe import Progress
 from codecstream.options import Options
 from codecstream.pipeline import AudioChunk
 from codecstream.speech import Speech, UtteranceResult
@@ -61,6 +62,12 @@ class SyncUtterance:
             return self.speech.result
 
     @property
+    def progress(self) -> Progress:
+        """How far it is."""
+        with self._changed:
+            return self.speech.progress(time.perf_counter())
+
+    @property
     def paused(self) -> bool:
         """Whether :meth:`pause` was called, and :meth:`resume` was not yet."""
         return self.speech.pipeline.paused
@@ -99,6 +106,8 @@ class SyncUtterance:
                 if self.speech.retry_delay_s is None and self._wait():
                     continue
             self._request_again()
+        with self._changed:
+            self.speech.report_end()
         if not self.speech.cancelled:  # else whoever cancelled it does that
             self.settle()
         error = self.speech.pipeline.error
@@ -110,6 +119,7 @@ class SyncUtterance:
         """Hand out nothing more; :meth:`settle` tells the server."""
         with self._changed:
             self.speech.stop()
+            self.speech.report_end()
             self._changed.notify_all()
 
     def settle(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from codecstream import wire
 from codecstream.connection import Connection, ended
 from codecstream.errors import CodecStreamError, ConnectionFailedError
+from codecstream.observe import Progress
 from codecstream.options import Options
 from codecstream.pipeline import AudioChunk
 from codecstream.speech import Speech, UtteranceResult
@@ -67,6 +68,11 @@ class Utterance:
         return self.speech.result
 
     @property
+    def progress(self) -> Progress:
+        """How far it is."""
+        return self.speech.progress(time.perf_counter())
+
+    @property
     def paused(self) -> bool:
         """Whether :meth:`pause` was called, and :meth:`resume` was not yet."""
         return self.speech.pipeline.paused
@@ -101,6 +107,7 @@ class Utterance:
                 break
             self._news.clear()
             await self._news.wait()
+        self.speech.report_end()
         if not self.speech.cancelled:  # else whoever cancelled it does that
             await self.settle()
         error = self.speech.pipeline.error
@@ -111,6 +118,7 @@ class Utterance:
     def stop_now(self) -> None:
         """Hand out nothing more; :meth:`settle` tells the server."""
         self.speech.stop()
+        self.speech.report_end()
         self.wake()
 
     async def settle(self) -> None:
@@ -237,6 +245,5 @@ class Utterance:
             except Exception as error:
                 pipeline.fail_job(job, error)
             else:
-                now_s = time.perf_counter()
-                pipeline.finish_job(job, pcm, speech.elapsed_ms(now_s), (now_s - started_s) * 1000)
+                speech.finish_job(job, pcm, started_s, time.perf_counter())
             self._news.set()

@@ -50,6 +50,7 @@ __all__ = [
     "decode_packet",
     "encode_message",
     "encode_packet",
+    "peek_header",
     "split_text",
 ]
 
@@ -126,11 +127,7 @@ def decode_packet(data: bytes, codebooks: int) -> Packet:
     Raises:
         WireError: The message is shorter or longer than its header says.
     """
-    if len(data) < _HEADER.size:
-        raise WireError(
-            f"a packet has a header of {_HEADER.size} bytes, this message has {len(data)} bytes"
-        )
-    seq, frames, flags = _HEADER.unpack_from(data)
+    seq, frames, flags = peek_header(data)
     expected = _HEADER.size + frames * codebooks * _CODE.itemsize
     if len(data) != expected:
         raise WireError(
@@ -139,6 +136,20 @@ def decode_packet(data: bytes, codebooks: int) -> Packet:
         )
     codes = np.frombuffer(data, _CODE, offset=_HEADER.size).reshape(frames, codebooks)
     return Packet(seq, Flags(flags), codes)
+
+
+def peek_header(data: bytes) -> tuple[int, int, int]:
+    """Return sequence number, frames and flags of the packet in ``data``; nothing else is checked.
+
+    Raises:
+        WireError: The message is shorter than a header.
+    """
+    if len(data) < _HEADER.size:
+        raise WireError(
+            f"a packet has a header of {_HEADER.size} bytes, this message has {len(data)} bytes"
+        )
+    seq, frames, flags = _HEADER.unpack_from(data)
+    return seq, frames, flags
 
 
 class _Message(msgspec.Struct, frozen=True, tag_field="type"):

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("give an artifact, or --compare A.json B.json")
     try:
         if options.compare is not None:
-            sys.stdout.write(compare_text(*(_read(path) for path in options.compare)))
+            first, second = (_read(path) for path in options.compare)
+            try:
+                text = compare_text(first, second)
+            except (KeyError, TypeError, ZeroDivisionError) as error:
+                raise ValueError(f"a report lacks what is compared: {error!r}") from error
+            sys.stdout.write(text)
             return EXIT_REAL_TIME
         return _measure(options)
     except (CodecStreamError, ValueError, OSError) as error:
@@ -46,8 +52,17 @@ def _measure(options: argparse.Namespace) -> int:
     )
     if options.out is not None:
         Path(options.out).mkdir(parents=True)  # fails where it exists: nothing is overwritten
-    report = run_bench(settings, lambda text: print(f"{text} ...", file=sys.stderr))
+    try:
+        report = run_bench(settings, lambda text: print(f"{text} ...", file=sys.stderr))
+    except BaseException:
+        if options.out is not None:
+            with suppress(OSError):
+                Path(options.out).rmdir()  # the next try needs it as much
+        raise
     text, document = report_text(report), json.dumps(report, indent=2, allow_nan=False) + "\n"
+    if options.out is not None:
+        (Path(options.out) / "report.txt").write_text(text, encoding="utf-8")
+        (Path(options.out) / "report.json").write_text(document, encoding="utf-8")
     if options.json == "-":
         sys.stdout.write(document)
         sys.stderr.write(text)
@@ -55,9 +70,6 @@ def _measure(options: argparse.Namespace) -> int:
         sys.stdout.write(text)
         if options.json is not None:
             Path(options.json).write_text(document, encoding="utf-8")
-    if options.out is not None:
-        (Path(options.out) / "report.txt").write_text(text, encoding="utf-8")
-        (Path(options.out) / "report.json").write_text(document, encoding="utf-8")
     return EXIT_REAL_TIME if report["verdict"]["real_time"] else EXIT_TOO_SLOW
 
 

@@ -316,6 +316,7 @@ def test_an_artifact_or_two_reports(arguments: list[str]) -> None:
         ("{", "is not JSON"),
         ("[]", "is not a report"),
         ('{"format": "codecstream-bench", "format_version": 9}', "has format version 9"),
+        ('{"format": "codecstream-bench", "format_version": 1}', "lacks what is compared"),
     ],
 )
 def test_what_is_no_report_is_not_compared(
@@ -337,6 +338,27 @@ def test_a_program_that_fails_is_told(
     edit_manifest(folder, lambda m: m["files"].update())
     assert cli.main([str(folder), "--minutes", "0", "--no-sweep", "--repeats", "1"]) == 2
     assert "error: decoding failed: " in capsys.readouterr().err
+
+
+def test_a_run_that_failed_leaves_its_folder_free(tmp_path: Path) -> None:
+    assert cli.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_slow_device_has_the_time_that_its_repeats_take(
+    tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """200 chunks of each size are 15 minutes of sound: ten times as long, too, is a result."""
+    allowed: list[float] = []
+
+    def worker(task: Any, timeout_s: float) -> Any:
+        allowed.append(timeout_s)
+        raise run.BenchError("enough")
+
+    monkeypatch.setattr(run, "_run_worker", worker)
+    with pytest.raises(run.BenchError, match="enough"):
+        run.run_bench(run.Settings(tiny_artifact, repeats=200, minutes=0))
+    assert allowed[0] > 10 * 200 * (1 + 2 + 4 + 8 + 16 + 25) * 0.08
 
 
 def test_a_bound_is_kept(tiny_artifact: Path, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codecstream.errors import ArtifactError
+from codecstream.manifest import MODES
 
 if TYPE_CHECKING:
     from codecstream.runtimes import Program
@@ -256,6 +257,16 @@ def _check(
             f"format version {about.get('format_version')!r}, this codecstream reads "
             f"{FORMAT_VERSION}"
         )
+    for name in ("decoder_id", "runtime", "precision", "weights_sha256"):
+        if not isinstance(about.get(name), str | None):
+            raise ValueError(f"{name} is {about[name]!r}")
+    if about.get("mode") not in (None, *MODES):
+        raise ValueError(f"mode is {about['mode']!r}")
+    context = about.get("context")
+    if context is not None and (type(context) is not int or context < 1):
+        raise ValueError(f"context is {context!r}")
+    if not isinstance(about.get("made_with"), dict):
+        raise ValueError(f"made_with is {about.get('made_with')!r}")
     for name, array, kinds, dimensions in (
         ("codes", codes, "iu", 2),
         ("primed", primed, "iu", 2),
@@ -267,7 +278,9 @@ def _check(
     per_frame = about.get("samples_per_frame")
     if not isinstance(per_frame, int) or not 0 < per_frame < _SAMPLES_PER_FRAME_MAX:
         raise ValueError(f"samples_per_frame is {per_frame!r}")
-    if not len(codes) or (chunks < 1).any() or int(chunks.sum()) != len(codes):
+    # Each alone first: a sum of large numbers may come out right.
+    sound = bool(((chunks >= 1) & (chunks <= len(codes))).all())
+    if not len(codes) or not sound or int(chunks.sum()) != len(codes):
         raise ValueError(f"{len(codes)} frames in chunks of {int(chunks.sum())} frames together")
     if len(pcm) != len(codes) * per_frame or codes.shape[1] != primed.shape[1]:
         raise ValueError(f"{len(pcm)} samples for {len(codes)} frames of {per_frame}")

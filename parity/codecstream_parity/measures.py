@@ -130,8 +130,8 @@ class Seam:
 
     Attributes:
         frame: First frame behind the boundary.
-        step_db: Largest step between neighbouring samples of the difference within 3.3 ms behind
-            the boundary, over the reference's RMS in the 40 ms around it.
+        step_db: Largest step between neighbouring samples of the difference from 3.3 ms before the
+            boundary to 6.7 ms behind it, over the reference's RMS in the 40 ms around it.
         usual_db: The same away from boundaries; 99.9 % of all places have less.
         excess_db: ``step_db - usual_db``.
     """
@@ -223,14 +223,15 @@ class Measured:
         if not seams.size:
             return None
         scores = self._step_scores()
-        at = seams * per_slice
+        # What a seam leaves is not only behind it: a kernel that looks ahead errs before it.
+        at = (seams * per_slice)[:, np.newaxis] + np.array((-1, 0, 1))
         away = np.ones(len(scores), bool)
-        for shift in (-1, 0, 1):
-            away[at + shift] = False
+        away[at] = False
         usual = float(np.percentile(scores[away], _USUAL_PERCENTILE)) if away.any() else 0.0
-        worst = int(np.argmax(scores[at]))
+        by_seam = scores[at].max(axis=1)
+        worst = int(np.argmax(by_seam))
         step_db, usual_db = (
-            20 * math.log10(max(score, _MIN_STEP)) for score in (scores[at[worst]], usual)
+            20 * math.log10(max(score, _MIN_STEP)) for score in (by_seam[worst], usual)
         )
         return Seam(int(seams[worst]), step_db, usual_db, step_db - usual_db)
 

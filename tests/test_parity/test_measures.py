@@ -275,6 +275,28 @@ def test_a_click_at_a_seam_stands_out_of_noise(step: float, frame: int, length: 
     assert seam.step_db == pytest.approx(20 * math.log10(step / 0.1), abs=2)
 
 
+@pytest.mark.parametrize("at", [-80, -40, -2, -1, 0, 1, 79, 100, 158])
+def test_a_click_of_one_sample_beside_a_seam_is_its_seams(at: int) -> None:
+    """Before it as well: the end of a chunk whose kernels look ahead."""
+    reference = noise(40 * 1920)
+    output = reference + noise(reference.size, 1, level=1e-3)
+    output[17 * 1920 + at] += np.float32(0.04)
+    seam = measure(reference, output).worst_seam(np.arange(1, 40, 4))
+    assert seam is not None
+    assert seam.frame == 17
+    assert seam.excess_db > 10
+
+
+@settings(deadline=None, max_examples=5)
+@given(seed=st.integers(0, 1000), every=st.integers(1, 25))
+def test_seams_of_noise_are_as_usual(seed: int, every: int) -> None:
+    reference = noise(600 * 1920)
+    output = reference + noise(reference.size, seed + 1, level=1e-3)
+    seam = measure(reference, output).worst_seam(np.arange(every, 600, every))
+    assert seam is not None
+    assert seam.excess_db < 3
+
+
 @pytest.mark.parametrize("seams", [[], [0], [10], [-1, 99]])
 def test_boundaries_outside_are_none(seams: list[int]) -> None:
     reference = noise(10 * 1920)

@@ -6,6 +6,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ Progress = Callable[[int], None]
 KEEP_S = 60.0  # of both signals, for plots and for listening
 RESET_FRAMES = 60
 # A window has forgotten what lies more than its context back: more frames show nothing new.
-WINDOWED_RANDOM_FRAMES = 200
+WINDOWED_RANDOM_FRAMES = 325  # every size from 1 to 25 once
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ class Run:
     """One decoding of an utterance, compared.
 
     Attributes:
-        name: ``schedule``, ``random partition``, ``after reset``, or a recorded utterance's.
+        name: ``schedule``, ``after reset``, ``random partition``, ``side by side``, or a recorded
+            utterance's.
         chunks: Frames per chunk.
         report: The figures.
         failure: Why the decoder stopped early, or None.
@@ -71,8 +73,9 @@ def check_program(
 ) -> Iterator[Run]:
     """Yield the runs that a program has to pass, each when it is done.
 
-    The schedule that a client uses; the beginning once more on the same decoder, after a reset; and
-    chunks of random sizes on a new one. Any of the three can go wrong alone.
+    The schedule that a client uses; the beginning once more on the same decoder, after a reset;
+    chunks of random sizes on a new one; and the beginning while another utterance is decoded. Any
+    of the four can go wrong alone.
 
     Args:
         program: The program.
@@ -81,8 +84,8 @@ def check_program(
         schedule: Frames per chunk; the last size repeats.
         floors: What it must reach.
         seed: Of the random sizes.
-        random_frames: Frames of the last run; None for all.
-        schedule_only: Leave the other two runs out.
+        random_frames: Frames of the run in random sizes; None for all.
+        schedule_only: Leave the other three runs out.
         progress: See :func:`compare_pieces`.
     """
     ramp = Ramp.of(schedule)
@@ -103,14 +106,59 @@ def check_program(
     part = codes if random_frames is None else codes[:random_frames]
     chunks = random_chunks(len(part), max(ramp.sizes), seed)
     yield run("random partition", StreamDecoder(program, chunks), part, chunks)
+    chunks = ramp.split(len(start))
+    beside = decode_pieces(StreamDecoder(_SideBySide(program), ramp), start)
+    yield compare_pieces(
+        "side by side", reference, _held(beside), start, chunks, floors, program.geometry, progress
+    )
+
+
+class _SideBySide:
+    """A program that decodes other frames from each state first, for an utterance beside."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self.geometry = program.geometry
+        self.max_frames = program.max_frames
+        self.decoder_id = program.decoder_id
+
+    def initial_state(self) -> Any:
+        state = self._program.initial_state()
+        self._program.initial_state()
+        return state
+
+    def step(self, codes: NDArray[np.int64], state: Any) -> tuple[NDArray[np.float32], Any]:
+        self._program.step((codes + 1) % self.geometry.codebook_size, state)
+        return self._program.step(codes, state)
+
+
+def _held(pieces: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
+    """Yield pieces when the last of them was made, as a player with a buffer uses them."""
+    made: list[NDArray[np.float32]] = []
+    failure: CodecStreamError | None = None
+    try:
+        for pcm in pieces:
+            made.append(pcm)
+    except CodecStreamError as error:
+        failure = error
+    yield from made
+    if failure is not None:
+        raise failure
 
 
 def random_chunks(frames: int, largest: int, seed: int) -> list[int]:
-    """Return seeded chunk sizes from 1 to ``largest``, together ``frames``."""
+    """Return seeded chunk sizes from 1 to ``largest``, together ``frames``.
+
+    No size comes again before every other came: ``largest * (largest + 1) / 2`` frames have all.
+    """
     source = random.Random(seed)
     sizes: list[int] = []
+    waiting: list[int] = []
     while frames > 0:
-        sizes.append(min(source.randint(1, largest), frames))
+        if not waiting:
+            waiting = list(range(1, min(largest, frames) + 1))
+            source.shuffle(waiting)
+        sizes.append(min(waiting.pop(), frames))
         frames -= sizes[-1]
     return sizes
 

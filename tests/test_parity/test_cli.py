@@ -58,7 +58,12 @@ def test_the_default_crosses_the_attention_and_ten_seams(tiny_artifact: Path, ch
     assert report["schedule"] == [2, 4, 8, 16, 25]
     assert report["reference"] == "eager float32, all frames at once"
     assert (report["runtime"], report["precision"], report["mode"]) == ("onnx", "fp32", "stateful")
-    assert [run["run"] for run in report["runs"]] == ["schedule", "after reset", "random partition"]
+    assert [run["run"] for run in report["runs"]] == [
+        "schedule",
+        "after reset",
+        "random partition",
+        "side by side",
+    ]
     assert report["runs"][0]["chunks"] == [2, 4, 8, 16, *[25] * 23, 15]
     partition = report["runs"][2]["chunks"]
     assert sum(partition) == DEFAULT_FRAMES

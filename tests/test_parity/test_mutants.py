@@ -121,6 +121,62 @@ class OneBadSample(Mutant):
         return pcm, after
 
 
+class OneStateForAll(Mutant):
+    """Every new stream empties the one and only state: right for one utterance at a time."""
+
+    only: Any = None
+
+    def initial_state(self) -> Any:
+        self.only = self.sound.initial_state()
+        return None
+
+    def step(self, codes: Codes, state: Any) -> Step:
+        pcm, self.only = self.sound.step(codes, self.only)
+        return pcm, None
+
+
+class StateChangedInPlace(Mutant):
+    """The state after a step is the same object: a chunk that is tried again comes out wrong."""
+
+    def initial_state(self) -> Any:
+        return [self.sound.initial_state()]
+
+    def step(self, codes: Codes, state: Any) -> Step:
+        pcm, state[0] = self.sound.step(codes, state[0])
+        return pcm, state
+
+
+class OneBufferForAll(Mutant):
+    """What was handed out changes with the next chunk."""
+
+    buffer: Any = None
+
+    def step(self, codes: Codes, state: Any) -> Step:
+        pcm, after = self.sound.step(codes, state)
+        if self.buffer is None:
+            self.buffer = np.zeros(25 * 1920, np.float32)
+        self.buffer[: pcm.size] = pcm
+        return self.buffer[: pcm.size], after
+
+
+class SilentAtOneSize(Mutant):
+    """No client asks for it but at the end of an utterance."""
+
+    frames = 0
+
+    def step(self, codes: Codes, state: Any) -> Step:
+        pcm, after = self.sound.step(codes, state)
+        return (pcm * 0 if len(codes) == self.frames else pcm), after
+
+
+class SilentAtOne(SilentAtOneSize):
+    frames = 1
+
+
+class SilentAtSix(SilentAtOneSize):
+    frames = 6
+
+
 class ContextOffByOne(Mutant):
     """A windowed program's history has one frame less than the manifest says."""
 
@@ -169,6 +225,11 @@ def test_a_sound_decoder_passes(tiny_artifact: Path, windowed_artifact: Path, ch
         OneSampleLatePerChunk,
         Crossfaded,
         OneBadSample,
+        OneStateForAll,
+        StateChangedInPlace,
+        OneBufferForAll,
+        SilentAtOne,
+        SilentAtSix,
     ],
 )
 def test_a_broken_stateful_decoder_fails(
@@ -209,7 +270,12 @@ def test_hidden_state_shows_after_a_reset(
     put_in(StateOfThreadsMixed)
     _, report = check(tiny_artifact)
     passed = {run["run"]: run["passed"] for run in report["runs"]}
-    assert passed == {"schedule": True, "after reset": False, "random partition": False}
+    assert passed == {
+        "schedule": True,
+        "after reset": False,
+        "random partition": False,
+        "side by side": False,
+    }
     assert "onset_snr_db" in report["runs"][1]["missed"]
 
 
@@ -227,7 +293,7 @@ def test_a_reset_that_is_forgotten_fails(
     monkeypatch.setattr(StreamDecoder, "reset", forgets)
     status, report = check(tiny_artifact)
     assert status == 1
-    assert [run["passed"] for run in report["runs"]] == [True, False, True]
+    assert [run["passed"] for run in report["runs"]] == [True, False, True, True]
     assert all(reason.startswith("after reset: ") for reason in report["reasons"])
 
 

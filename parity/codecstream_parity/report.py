@@ -349,6 +349,8 @@ def _looks_wrong(measured: Measured, figures: dict[str, Any], floors: Floors) ->
     if measured.reference_samples != measured.output_samples:
         yield "length", _wrong_length(measured)
     if not len(measured.signal):
+        if measured.reference_samples == measured.output_samples:
+            yield "snr_db", "nothing was compared: no codec frame is left of a shift"
         return
     if not measured.reference_finite:
         yield "snr_db", "the reference has NaN or Inf"

@@ -19,7 +19,7 @@ from codecstream.schedule import Ramp
 from codecstream_parity.floors import Floors
 from codecstream_parity.measures import Measured, Signals, align
 from codecstream_parity.references import Reference, WavReference, decode_pieces
-from codecstream_parity.report import Report, judge, seams_of
+from codecstream_parity.report import RELATED, Report, judge, seams_of
 
 __all__ = ["Run", "check_program", "compare_pieces", "random_chunks"]
 
@@ -224,7 +224,9 @@ def _compare_with_wav(
     made = _UntilFailure(output)
     pcm = np.concatenate([np.empty(0, np.float32), *made])
     alignment = align(reference.pcm, pcm)
-    lag = 0 if alignment is None else alignment.lag_samples
+    # Of signals that are not alike, a lag means nothing, and nothing is taken out.
+    alike = alignment is not None and abs(alignment.correlation) >= RELATED
+    lag = alignment.lag_samples if alignment is not None and alike else 0
     samples = geometry.samples_per_frame
     # Cut at a frame of the output, so that its slices stay codec frames.
     skipped = -(-max(lag, 0) // samples)

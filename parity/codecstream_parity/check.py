@@ -19,7 +19,7 @@ from codecstream.geometry import ATTENTION_WINDOW_FRAMES, CodecGeometry
 from codecstream.manifest import Manifest
 from codecstream.runtimes import load_artifact
 from codecstream.schedule import Ramp
-from codecstream_parity.floors import NO_FLOORS, Floors, floors_for
+from codecstream_parity.floors import COARSENESS, NO_FLOORS, Floors, floors_for
 from codecstream_parity.outcome import Outcome, Subject
 from codecstream_parity.references import (
     ArtifactReference,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_FRAMES", "Settings", "check"]
 
 # Eight layers of attention see back 568 frames: beyond, nothing of the start is left. With the
-# usual ramp these are 28 chunks and a tail.
+# usual ramp these are 27 chunks and a tail.
 DEFAULT_FRAMES = 620
 
 
@@ -132,7 +132,7 @@ def check(settings: Settings, say: Say = lambda text: None) -> Outcome:
         _note_weights(manifest.source.get("weights_sha256"), checkpoint, notes)
         _note_length(len(codes), checkpoint, notes)
     reference = _reference(settings, kind, checkpoint, manifest.context, geometry)
-    floors = _floors(settings, manifest.precision, manifest.mode, kind)
+    floors = _floors(settings, manifest.precision, manifest.mode, manifest.context, kind, reference)
 
     def progress(frames: int) -> None:
         say(f"decoding with {manifest.runtime}, and {reference.name}: {frames} frames")
@@ -170,8 +170,14 @@ def check(settings: Settings, say: Say = lambda text: None) -> Outcome:
 
 
 def _check_recordings(settings: Settings, say: Say) -> Outcome:
-    if settings.reference_wav is not None or settings.codes is not None or settings.long:
-        raise ValueError("recordings have codes and sound of their own: no --codes, WAV or --long")
+    if any(
+        given is not None
+        for given in (settings.reference_wav, settings.codes, settings.frames, settings.schedule)
+    ):
+        raise ValueError(
+            "recordings have codes, chunks and sound of their own: no --codes, --frames, "
+            "--schedule, --long or WAV file"
+        )
     samples = read_samples(settings.subject)
     about = samples[0].about
     if settings.checkpoint is None:
@@ -190,7 +196,8 @@ def _check_recordings(settings: Settings, say: Say) -> Outcome:
     mode = str(about.get("mode") or "stateful")
     kind = settings.reference or ("window" if mode == "windowed" else "eager")
     reference = _reference(settings, kind, checkpoint, about.get("context"), geometry)
-    floors = _floors(settings, str(about.get("precision") or "fp32"), mode, kind)
+    precision = str(about.get("precision") or "fp32")
+    floors = _floors(settings, precision, mode, about.get("context"), kind, reference)
     notes: list[str] = []
     if checkpoint is not None:
         _note_weights(about.get("weights_sha256"), checkpoint, notes)
@@ -259,11 +266,26 @@ def _reference(
     return checkpoint_reference(kind, checkpoint, frames, long=settings.long)
 
 
-def _floors(settings: Settings, precision: str, mode: str, kind: str) -> Floors:
-    own = settings.reference_wav is None and settings.reference_artifact is None
-    approximate = own and (mode == "windowed") != (kind == "window")
-    floors = floors_for(precision, approximate=approximate, wav=settings.reference_wav is not None)
-    return floors.replaced(**settings.floors)
+def _floors(
+    settings: Settings,
+    precision: str,
+    mode: str,
+    context: int | None,
+    kind: str,
+    reference: Reference,
+) -> Floors:
+    wav = isinstance(reference, WavReference)
+    if isinstance(reference, ArtifactReference):
+        # Neither can be closer to the other than it is to what both should compute.
+        other: Manifest | None = getattr(reference.program, "manifest", None)
+        approximate = other is not None and (mode, context) != (other.mode, other.context)
+        if other is not None:
+            # One without floors is refused below, whichever of both it is.
+            order = (*COARSENESS, precision, other.precision)
+            precision = max(precision, other.precision, key=order.index)
+    else:
+        approximate = (mode == "windowed") != (kind == "window" and not wav)
+    return floors_for(precision, approximate=approximate, wav=wav).replaced(**settings.floors)
 
 
 def _read_codes(settings: Settings, geometry: CodecGeometry) -> tuple[NDArray[np.int64], str]:

@@ -84,6 +84,11 @@ def _write(outcome: Outcome, options: argparse.Namespace, console: Any) -> None:
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    files = [Path(file).absolute() for file in (options.json, options.plot, options.html) if file]
+    if len(set(files)) < len(files):
+        raise ValueError("--json, --plot and --html are written to files of their own")
+    if options.long is not None and options.frames is not None:
+        raise ValueError("--long says how many frames: --frames does not go with it")
     floors = dict(_floor(text) for text in options.floor)
     for name, value in (
         ("snr_db", options.min_snr_db),

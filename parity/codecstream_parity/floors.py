@@ -11,7 +11,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["FLOORS", "NO_FLOORS", "Floors", "floors_for"]
+__all__ = ["COARSENESS", "FLOORS", "NO_FLOORS", "Floors", "floors_for"]
+
+COARSENESS = ("fp32", "fp16", "int8")
+"""Precisions, the finest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,12 @@ def floors_for(precision: str, *, approximate: bool = False, wav: bool = False) 
         precision: ``fp32``, ``fp16`` or ``int8``.
         approximate: It decodes windows, and the reference does not, or the other way round.
         wav: The reference is a WAV file.
+
+    Raises:
+        ValueError: There are none for this precision.
     """
+    if precision not in COARSENESS:
+        raise ValueError(f"no floors for precision {precision!r}: only {', '.join(COARSENESS)}")
     if approximate:
         floors = FLOORS["windowed"]
         return floors.replaced(lag_samples=4000) if wav else floors

@@ -38,7 +38,9 @@ def plot_run(run: Run, title: str) -> bytes:
     FigureCanvasAgg(figure)
     axes = figure.subplots(5, 1, height_ratios=[1, 1.3, 1, 1, 1])
     verdict = "passed" if not run.reasons else "falls short: " + run.reasons[0]
-    figure.suptitle(f"{title}, {run.name}: {verdict}", fontsize=11, wrap=True)
+    heading = f"{title}, {run.name}: {verdict}"
+    # A path may have two dollar signs, which are no formula.
+    figure.suptitle(heading, fontsize=11, wrap=True, parse_math=False)
     common = min(run.reference.size, run.output.size)
     reference, output = run.reference[:common], np.nan_to_num(run.output[:common])
     difference = output - reference

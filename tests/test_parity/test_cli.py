@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -26,7 +27,7 @@ from codecstream_export.reference import eager_pcm
 from codecstream_parity import check as check_module
 from codecstream_parity import cli, plots
 from codecstream_parity.check import DEFAULT_FRAMES, Settings
-from codecstream_parity.floors import FLOORS
+from codecstream_parity.floors import FLOORS, floors_for
 from codecstream_parity.references import WholeReference
 from codecstream_parity.runs import compare_pieces
 
@@ -157,6 +158,67 @@ def test_a_servers_file(tmp_path: Path, tiny_artifact: Path, check: Check, store
     assert report["correlation"] > 0.99
     assert report["reference"] == "the file late.wav"
     assert [run["run"] for run in report["runs"]] == ["schedule"]
+
+
+@pytest.mark.parametrize("frames", [1, 2])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_file_of_something_else_fails_however_short(
+    tmp_path: Path, tiny_artifact: Path, check: Check, frames: int, seed: int
+) -> None:
+    """A lag of noise must not take away all that there is to compare."""
+    np.save(tmp_path / "codes.npy", make_codes(frames))
+    pcm = 0.1 * np.random.default_rng(seed).standard_normal(1920 * frames)
+    soundfile.write(tmp_path / "other.wav", pcm, 24_000)
+    wav = tmp_path / "other.wav"
+    status, report = check(tiny_artifact, "--codes", tmp_path / "codes.npy", "--reference-wav", wav)
+    assert (status, report["passed"]) == (1, False)
+    assert "snr_db" in report["missed"]
+
+
+def test_windows_against_a_file_or_a_stateful_artifact_are_an_approximation(
+    tmp_path: Path, tiny_artifact: Path, windowed_artifact: Path, check: Check
+) -> None:
+    np.save(tmp_path / "codes.npy", make_codes(9))
+    soundfile.write(tmp_path / "a.wav", make_codes(9 * 120).ravel() / 9000, 24_000)
+    codes = ("--codes", tmp_path / "codes.npy")
+    for subject, reference, floors in (
+        (windowed_artifact, ("--reference-artifact", tiny_artifact), FLOORS["windowed"]),
+        (tiny_artifact, ("--reference-artifact", windowed_artifact), FLOORS["windowed"]),
+        (windowed_artifact, ("--reference-artifact", windowed_artifact), FLOORS["fp32"]),
+        (
+            windowed_artifact,
+            ("--reference-wav", tmp_path / "a.wav"),
+            floors_for("fp32", approximate=True, wav=True),
+        ),
+    ):
+        _, report = check(subject, *codes, *reference)
+        assert report["floors"] == dataclasses.asdict(floors)
+
+
+def test_the_coarser_of_two_artifacts_says_what_they_can_reach(
+    tmp_path: Path, tiny_artifact: Path, check: Check
+) -> None:
+    coarse = Path(shutil.copytree(tiny_artifact, tmp_path / "coarse"))
+    edit_manifest(coarse, lambda manifest: manifest.update(precision="int8"))
+    for pair in ((coarse, tiny_artifact), (tiny_artifact, coarse)):
+        _, report = check(pair[0], "--frames", 3, "--reference-artifact", pair[1])
+        assert report["floors"] == dataclasses.asdict(FLOORS["int8"])
+
+
+@pytest.mark.parametrize("pair", [("--json", "--html"), ("--plot", "--html")])
+def test_two_reports_in_one_file_are_refused(
+    tmp_path: Path, tiny_artifact: Path, checkpoint: Path, pair: tuple[str, str]
+) -> None:
+    file = str(tmp_path / "report")
+    options = [word for name in pair for word in (name, file)]
+    assert cli.main([str(tiny_artifact), "--checkpoint", str(checkpoint), *options]) == 2
+    assert not (tmp_path / "report").exists()
+
+
+def test_a_path_is_no_formula(tmp_path: Path, tiny_artifact: Path, check: Check) -> None:
+    copy = Path(shutil.copytree(tiny_artifact, tmp_path / "a$\\b$_$c"))
+    status, _ = check(copy, "--frames", 3, "--plot", tmp_path / "a.png")
+    assert status == 0
 
 
 def test_codes_from_a_file_and_a_schedule(
@@ -357,6 +419,7 @@ def test_a_spectrogram_by_hand() -> None:
         (("--reference-artifact", "no/such"), "is not a decoder artifact"),
         (("--reference-artifact", "x", "--reference-wav", "x"), "choose one reference"),
         (("--checkpoint", "CHECKPOINT", "--context", "0"), "at least 1 frame of history"),
+        (("--checkpoint", "CHECKPOINT", "--long", "3", "--frames", "4"), "--long says how many"),
     ],
 )
 def test_wrong_use_is_told_in_one_line(

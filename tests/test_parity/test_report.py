@@ -358,6 +358,8 @@ def test_which_floors_hold_for_what() -> None:
     assert floors_for("fp32", wav=True).lag_samples == 4000
     assert floors_for("int8", wav=True).snr_db == 40
     assert floors_for("fp32").lag_samples == 0
+    with pytest.raises(ValueError, match="no floors for precision 'bf16': only fp32, fp16, int8"):
+        floors_for("bf16")
 
 
 def test_the_document_has_the_floors_that_are_used() -> None:

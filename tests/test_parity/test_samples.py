@@ -129,7 +129,7 @@ def test_recordings_of_several_decoders_are_refused(
     assert "mode is stateful and windowed. Check them by kind" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--codes", "--long"])
+@pytest.mark.parametrize("option", ["--codes", "--long", "--frames", "--schedule"])
 def test_recordings_have_codes_of_their_own(
     tmp_path: Path, program: Program, check: Check, option: str
 ) -> None:

@@ -152,7 +152,7 @@ class Report:
         """Return all figures but the plots' for JSON.
 
         JSON has no infinite numbers: an infinite ratio is null, and ``null_because`` has the
-        reason of every null.
+        reason of every figure that is null. A null among the floors is no limit.
         """
         left_out = ("slice_snr_db", "seam_frames", "not_measured")
         fields = {

@@ -36,7 +36,10 @@ WINDOW_SAMPLES = 80  # 3.3 ms: where steps are looked for
 _LOCAL_WINDOWS = 6  # on either side of a step, for the level around it: 20 ms
 MIN_LOCAL_RMS = 1e-3  # -60 dBFS: a step in near silence is held against this
 _MIN_STEP = 1e-9  # relative; below it a step is none
+QUIET_RMS = 10 ** (-55 / 20)
+_MIN_USUAL_WINDOWS = 100  # of a kind; of fewer, all windows say what is usual
 _USUAL_PERCENTILE = 99.9
+_INAUDIBLE_DB = 1000.0  # more than any excess
 _STFT_SAMPLES, _STFT_HOP = 960, 480  # 40 ms, Hann, at 24 kHz
 _MIN_BIN_POWER = 1e-10  # -100 dB below a full-scale sine: what is quieter in both is equal
 _MIN_POWER = 1e-9  # -90 dBFS, about the last bit of 16
@@ -132,7 +135,8 @@ class Seam:
         frame: First frame behind the boundary.
         step_db: Largest step between neighbouring samples of the difference from 3.3 ms before the
             boundary to 6.7 ms behind it, over the reference's RMS in the 40 ms around it.
-        usual_db: The same away from boundaries; 99.9 % of all places have less.
+        usual_db: The same away from boundaries; 99.9 % of all places have less, of those that are
+            as quiet (below -55 dBFS) or as loud as this one.
         excess_db: ``step_db - usual_db``.
     """
 
@@ -209,11 +213,12 @@ class Measured:
         """Return the SNR in dB of each slice."""
         return ratio_db(self.signal, self.noise, self.finite)
 
-    def worst_seam(self, seams: NDArray[np.int64]) -> Seam | None:
-        """Return the chunk boundary where the difference jumps most.
+    def worst_seam(self, seams: NDArray[np.int64], audible_db: float = -math.inf) -> Seam | None:
+        """Return the chunk boundary where the difference jumps most above what is usual.
 
         Args:
             seams: First frames behind the boundaries; those outside of the signals do not count.
+            audible_db: One with a larger step counts before any other.
 
         Returns:
             None where no boundary is left.
@@ -222,28 +227,42 @@ class Measured:
         seams = seams[(seams > 0) & (seams < len(self.signal))]
         if not seams.size:
             return None
-        scores = self._step_scores()
+        scores, rms = self._step_scores()
         # What a seam leaves is not only behind it: a kernel that looks ahead errs before it.
         at = (seams * per_slice)[:, np.newaxis] + np.array((-1, 0, 1))
         away = np.ones(len(scores), bool)
         away[at] = False
-        usual = float(np.percentile(scores[away], _USUAL_PERCENTILE)) if away.any() else 0.0
-        by_seam = scores[at].max(axis=1)
-        worst = int(np.argmax(by_seam))
-        step_db, usual_db = (
-            20 * math.log10(max(score, _MIN_STEP)) for score in (by_seam[worst], usual)
+        # The noise of a pause is large over its level: it must not hide a click in a vowel.
+        quiet = rms < QUIET_RMS
+        usual = np.zeros(len(scores))
+        for alike in (quiet, ~quiet):
+            among = away & alike
+            if np.count_nonzero(among) < _MIN_USUAL_WINDOWS:
+                among = away
+            if among.any():
+                usual[alike] = np.percentile(scores[among], _USUAL_PERCENTILE)
+        steps_db, usual_db = (
+            20 * np.log10(np.maximum(values[at], _MIN_STEP)) for values in (scores, usual)
         )
-        return Seam(int(seams[worst]), step_db, usual_db, step_db - usual_db)
+        excess_db = steps_db - usual_db
+        order = np.where(steps_db > audible_db, excess_db, excess_db - _INAUDIBLE_DB)
+        worst, window = np.unravel_index(np.argmax(order), order.shape)
+        return Seam(
+            int(seams[worst]),
+            float(steps_db[worst, window]),
+            float(usual_db[worst, window]),
+            float(excess_db[worst, window]),
+        )
 
-    def _step_scores(self) -> Values:
-        """Return each window's largest step over the reference's level around it."""
+    def _step_scores(self) -> tuple[Values, Values]:
+        """Return each window's largest step over the reference's level around it, and the level."""
         energy = np.concatenate(([0.0], np.cumsum(self.window_signal)))
         at = np.arange(len(self.steps))
         first = np.maximum(at - _LOCAL_WINDOWS, 0)
         last = np.minimum(at + _LOCAL_WINDOWS, len(self.steps))
         rms = np.sqrt((energy[last] - energy[first]) / ((last - first) * WINDOW_SAMPLES))
         scores: Values = self.steps / np.maximum(rms, MIN_LOCAL_RMS)
-        return scores
+        return scores, rms
 
 
 class Signals:

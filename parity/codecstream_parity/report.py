@@ -86,7 +86,7 @@ class Report:
         tail_snr_db: SNR of the last 160 ms.
         max_abs_error: Largest difference of a sample; full scale is 1.
         seams: Chunk boundaries that were looked at.
-        worst_seam: The boundary where the difference jumps most.
+        worst_seam: The boundary where the difference jumps most above what is usual.
         quiet_slices: Slices of the reference below -55 dBFS.
         quiet_level_db: The largest change of level among them, either way.
         gain_db: Level of the output's part that is the reference, least squares.
@@ -221,7 +221,9 @@ def judge(
     sample_rate_hz: int = 24_000,
 ) -> Report:
     """Return the report on what was measured; see :func:`compare`."""
-    figures = _figures(measured, np.asarray(seams, np.int64), sample_rate_hz)
+    audible_db = -math.inf if floors.seam_step_db is None else floors.seam_step_db
+    seam = measured.worst_seam(np.asarray(seams, np.int64), audible_db)
+    figures = _figures(measured, np.asarray(seams, np.int64), seam, sample_rate_hz)
     wrong = [*_looks_wrong(measured, figures, floors), *_missed(figures, floors)]
     return Report(
         passed=not wrong,
@@ -234,7 +236,9 @@ def judge(
     )
 
 
-def _figures(measured: Measured, seams: NDArray[np.int64], rate_hz: int) -> dict[str, Any]:
+def _figures(
+    measured: Measured, seams: NDArray[np.int64], seam: Seam | None, rate_hz: int
+) -> dict[str, Any]:
     """Return the fields of a report, without its verdict."""
     samples, slices = measured.slice_samples, len(measured.signal)
     by_slice = measured.slices_snr_db()
@@ -266,7 +270,6 @@ def _figures(measured: Measured, seams: NDArray[np.int64], rate_hz: int) -> dict
     silent = nothing or (None if total[0] else "the reference is silent")
     audible = silent or (None if total[2] > 0 else "the output has nothing of the reference")
     change = np.abs(level_dbfs(measured.heard / samples) - levels)[quiet]
-    seam = measured.worst_seam(seams)
     if seam is None:
         missing["worst_seam"] = "there is no boundary between chunks"
     minute = round(MINUTE_S * rate_hz / samples)

@@ -281,6 +281,26 @@ def test_a_missing_pause_shows_as_a_level(reference: Signal) -> None:
     assert "quiet_level_db has it" in report.not_measured["onset_snr_db"]
 
 
+@pytest.mark.parametrize("pause", [0.0, 2e-4, 5e-4])
+@pytest.mark.parametrize("clicks", [False, True])
+def test_a_click_in_a_vowel_is_not_hidden_by_the_noise_of_pauses(
+    pause: float, clicks: bool
+) -> None:
+    """Pauses whose noise is 6 dB below their own level, as 8 bits leave them."""
+    source = np.random.default_rng(0)
+    quiet = np.repeat(np.arange(FRAMES) % 10 < 3, 1920)
+    level = np.where(quiet, pause, 0.1)
+    signal = (level * source.standard_normal(quiet.size)).astype(np.float32)
+    noise = np.where(quiet, pause / 2, 0.1 * 10 ** (-45 / 20))
+    output = (signal + noise * source.standard_normal(quiet.size)).astype(np.float32)
+    seams = [frame for frame in range(25, FRAMES, 25) if frame % 10 > 3]
+    assert len(seams) >= 5
+    if clicks:
+        output[np.array(seams) * 1920] += np.float32(0.04)
+    report = compare(signal, output, chunks=[25] * (FRAMES // 25), floors=FLOORS["int8"])
+    assert report.missed == (("worst_seam",) if clicks else ())
+
+
 @pytest.mark.parametrize(("offset", "missed"), [(2e-3, True), (5e-4, False)])
 def test_dc_is_measured(reference: Signal, offset: float, missed: bool) -> None:
     report = compare(reference, reference + np.float32(offset), floors=FLOORS["int8"])

@@ -381,7 +381,7 @@ def _looks_wrong(measured: Measured, figures: dict[str, Any], floors: Floors) ->
         text = f"the polarity is swapped (correlation {alignment.correlation:.3f})"
         yield "correlation", text
     lag, allowed = alignment.lag_samples, floors.lag_samples
-    if allowed is not None and abs(lag) > allowed and abs(alignment.correlation) > ALIKE:
+    if lag and allowed is not None and abs(lag) > allowed and abs(alignment.correlation) > ALIKE:
         yield (
             "lag_samples",
             f"the output is {_samples(abs(lag))} {'late' if lag > 0 else 'early'} (correlation "

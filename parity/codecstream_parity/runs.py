@@ -253,7 +253,7 @@ def _compare_with_wav(
 
 
 class _UntilFailure(Iterator[NDArray[np.float32]]):
-    """What an iterator yields until it raises an error of this package, which is kept."""
+    """What an iterator yields until it fails, which is kept: any failure is the program's."""
 
     def __init__(self, pieces: Iterable[NDArray[np.float32]]) -> None:
         self._pieces = iter(pieces)
@@ -264,8 +264,11 @@ class _UntilFailure(Iterator[NDArray[np.float32]]):
             raise StopIteration
         try:
             return next(self._pieces)
-        except CodecStreamError as error:
-            self.failure = str(error)
+        except StopIteration:
+            raise
+        except Exception as error:  # a program may raise anything, and that is what was asked
+            ours = isinstance(error, CodecStreamError)
+            self.failure = str(error) if ours else f"{type(error).__name__}: {error}"
             raise StopIteration from None
 
 

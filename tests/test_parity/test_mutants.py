@@ -177,6 +177,13 @@ class SilentAtSix(SilentAtOneSize):
     frames = 6
 
 
+class RaisesSomething(Mutant):
+    def step(self, codes: Codes, state: Any) -> Step:
+        if len(codes) == 8:
+            raise ZeroDivisionError("a bug of the program")
+        return self.sound.step(codes, state)
+
+
 class ContextOffByOne(Mutant):
     """A windowed program's history has one frame less than the manifest says."""
 
@@ -225,6 +232,7 @@ def test_a_sound_decoder_passes(tiny_artifact: Path, windowed_artifact: Path, ch
         OneSampleLatePerChunk,
         Crossfaded,
         OneBadSample,
+        RaisesSomething,
         OneStateForAll,
         StateChangedInPlace,
         OneBufferForAll,
@@ -251,6 +259,16 @@ def test_a_broken_windowed_decoder_fails(
     put_in(kind)
     status, report = check(windowed_artifact)
     assert (status, report["passed"]) == (1, False)
+
+
+def test_a_program_that_raises_is_told_as_such(
+    tiny_artifact: Path, check: Check, put_in: Callable[[type[Mutant]], None]
+) -> None:
+    put_in(RaisesSomething)
+    _, report = check(tiny_artifact)
+    wanted = "schedule: the decoder failed: ZeroDivisionError: a bug of the program"
+    assert report["reasons"][0] == wanted
+    assert report["runs"][0]["output_samples"] == 6 * 1920
 
 
 def test_a_wrong_tail_fails_in_the_tail(

@@ -20,6 +20,7 @@ from codecstream.accumulate import CodeAccumulator
 from codecstream.decoder import StreamDecoder
 from codecstream.errors import (
     ArtifactError,
+    CaptureError,
     CodecStreamError,
     ConnectionFailedError,
     DecoderError,
@@ -45,6 +46,7 @@ from codecstream.runtimes import Program, load_program
 from codecstream.schedule import DEFAULT_RAMP, Ramp
 
 if TYPE_CHECKING:
+    from codecstream.capture import Capture
     from codecstream.client import Client, Utterance, connect
     from codecstream.observe import Observer
     from codecstream.options import Reconnect
@@ -58,6 +60,8 @@ __all__ = [
     "DEFAULT_RAMP",
     "ArtifactError",
     "AudioChunk",
+    "Capture",
+    "CaptureError",
     "Client",
     "CodeAccumulator",
     "CodecGeometry",
@@ -96,6 +100,7 @@ __all__ = [
 
 _LAZY = {
     "AudioChunk": "pipeline",
+    "Capture": "capture",
     "Client": "client",
     "Observer": "observe",
     "Reconnect": "options",

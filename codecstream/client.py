@@ -17,6 +17,7 @@ bounded (``max_ahead_s``); codes are not, at 400 bytes per second of speech.
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl as ssl_module
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from codecstream import wire
+from codecstream.capture import Capture
 from codecstream.connection import Connection
 from codecstream.errors import LocalProtocolError
 from codecstream.observe import Observer, Observers
@@ -59,6 +61,7 @@ def connect(
     max_ahead_s: float = 10.0,
     max_message_bytes: int = wire.MAX_PACKET_BYTES,
     observer: Observer | None = None,
+    capture: Capture | str | os.PathLike[str] | None = None,
 ) -> Client:
     """Return a client that connects when it is entered with ``async with``.
 
@@ -92,6 +95,8 @@ def connect(
         max_ahead_s: Decoded audio kept for the caller, in seconds; at least one chunk.
         max_message_bytes: Largest message accepted; the default is the protocol's largest packet.
         observer: Is told of messages, chunks and ends; see :mod:`codecstream.observe`.
+        capture: A file to record all messages in, with their times: a path, or a
+            :class:`codecstream.capture.Capture`. Text and headers are left out unless asked.
 
     Raises:
         ValueError: The URL is no WebSocket's, an option is out of its range, or the schedule
@@ -119,6 +124,7 @@ def connect(
             max_ahead_s=max_ahead_s,
             max_message_bytes=max_message_bytes,
             observers=Observers(observer),
+            capture=Capture.of(capture),
         )
     )
 
@@ -143,8 +149,17 @@ class Client:
 
         Raises:
             ConnectionFailedError: The server cannot be reached or refuses the handshake.
+            OSError: The capture's file cannot be written, or exists.
         """
-        self._connection = await Connection.open(self._options)
+        capture = self._options.capture
+        if capture is not None:
+            capture.open()
+        try:
+            self._connection = await Connection.open(self._options)
+        except BaseException:
+            if capture is not None:
+                capture.release()
+            raise
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="codecstream-decode")
         return self
 
@@ -222,6 +237,8 @@ class Client:
                 await connection.close(goodbye=True)
         if worker is not None:
             worker.shutdown()  # idle by now
+        if self._options.capture is not None:
+            self._options.capture.release()
 
     def _open_worker(self) -> ThreadPoolExecutor:
         if self._worker is None:

@@ -15,7 +15,13 @@ from codecstream.errors import CodecStreamError, LocalProtocolError
 from codecstream.events import Event, UtteranceEnded, UtteranceFailed
 from codecstream.options import Options
 from codecstream.speech import Speech
-from codecstream.transport import close_code_of, failed_to_connect, new_session, socket_options
+from codecstream.transport import (
+    close_code_of,
+    closed_by,
+    failed_to_connect,
+    new_session,
+    socket_options,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +56,7 @@ class Connection:
         self._outbox: deque[str] = deque()
         self._sender: asyncio.Task[None] | None = None
         self._ended_with = (1006, "")  # close code and reason
+        self._tap = None if options.capture is None else options.capture.connected(options)
         self.session = new_session(options)
         self.closed = False
         self.used = False
@@ -140,6 +147,8 @@ class Connection:
             while self._outbox:
                 message = self._outbox.popleft()
                 self._options.observers.sent(message)
+                if self._tap is not None:
+                    self._tap.sent(message)
                 await asyncio.wait_for(self._socket.send(message), self._options.idle_timeout_s)
         except ConnectionClosed:
             self._outbox.clear()  # the reader tells
@@ -185,6 +194,8 @@ class Connection:
             while True:
                 message = await self._socket.recv()
                 self._options.observers.received(message)
+                if self._tap is not None:
+                    self._tap.received(message)
                 self.last_message_s = time.perf_counter()
                 self._deliver(self.session.receive(message))
                 if self.session.has_data_to_send:
@@ -194,6 +205,8 @@ class Connection:
                     await asyncio.sleep(0)
         except ConnectionClosed as closed:
             self._ended_with = close_code_of(closed)
+            if self._tap is not None:
+                self._tap.closed(*self._ended_with, closed_by(closed))
         except asyncio.CancelledError:  # the event loop is going away, and we with it
             self._socket.transport.abort()
             raise

@@ -11,6 +11,7 @@
     ├── MissingDependencyError           an optional package is not installed; names the extra
     ├── PlaybackError                    no sound device, or it failed
     │   └── DeviceLostError              the sound device went away while it played
+    ├── CaptureError                     a capture file is damaged, or none
     ├── WireError                        a message is not what the wire format allows
     ├── ConnectionFailedError            no connection to the server could be made
     ├── LocalProtocolError               this program misused the client
@@ -30,6 +31,7 @@ from typing import Any
 
 __all__ = [
     "ArtifactError",
+    "CaptureError",
     "CodecStreamError",
     "ConnectionFailedError",
     "DecoderError",
@@ -118,6 +120,10 @@ class DeviceLostError(PlaybackError):
         super().__init__(message)
         self.device = device
         self.unplayed_samples = unplayed_samples
+
+
+class CaptureError(CodecStreamError):
+    """A file is no capture, or a damaged one; the message names the line."""
 
 
 class WireError(CodecStreamError):

@@ -7,7 +7,7 @@ import random
 import ssl as ssl_module
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -17,6 +17,9 @@ from codecstream.errors import LocalProtocolError
 from codecstream.observe import Observers
 from codecstream.runtimes import Program
 from codecstream.schedule import Ramp
+
+if TYPE_CHECKING:
+    from codecstream.capture import Capture
 
 __all__ = ["Options", "Reconnect"]
 
@@ -93,6 +96,7 @@ class Options:
     max_ahead_s: float
     max_message_bytes: int
     observers: Observers = field(default_factory=lambda: Observers(None))
+    capture: Capture | None = None
 
     def __post_init__(self) -> None:
         secure = self.url.startswith("wss://")

@@ -15,6 +15,7 @@ thread. Ctrl-C leaves the ``with`` block like any error, which closes everything
 from __future__ import annotations
 
 import atexit
+import os
 import ssl as ssl_module
 import threading
 import time
@@ -24,6 +25,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from codecstream import wire
+from codecstream.capture import Capture
 from codecstream.errors import LocalProtocolError
 from codecstream.observe import Observer, Observers
 from codecstream.options import Options, Reconnect
@@ -57,6 +59,7 @@ def sync_connect(
     max_ahead_s: float = 10.0,
     max_message_bytes: int = wire.MAX_PACKET_BYTES,
     observer: Observer | None = None,
+    capture: Capture | str | os.PathLike[str] | None = None,
 ) -> SyncClient:
     """Return a client that connects when it is entered with ``with``.
 
@@ -84,6 +87,7 @@ def sync_connect(
             max_ahead_s=max_ahead_s,
             max_message_bytes=max_message_bytes,
             observers=Observers(observer),
+            capture=Capture.of(capture),
         )
     )
 
@@ -112,9 +116,12 @@ class SyncClient:
         Raises:
             ConnectionFailedError: The server cannot be reached or refuses the handshake.
             LocalProtocolError: The client is open already.
+            OSError: The capture's file cannot be written, or exists.
         """
         if self._open:
             raise LocalProtocolError("the client is open already: make another one")
+        if self._options.capture is not None:
+            self._options.capture.open()
         try:
             self._connection = self._connect()
             self._open = True
@@ -206,6 +213,8 @@ class SyncClient:
         until_s = time.perf_counter() + self._options.drain_timeout_s
         for thread in self._text_threads:
             thread.join(max(0.0, until_s - time.perf_counter()))
+        if self._options.capture is not None:
+            self._options.capture.release()
         _open_clients.discard(self)
 
     def _give_up(self, utterance: SyncUtterance) -> None:

@@ -19,7 +19,13 @@ from codecstream.errors import CodecStreamError, LocalProtocolError
 from codecstream.events import Event, UtteranceEnded, UtteranceFailed
 from codecstream.options import Options
 from codecstream.speech import Speech
-from codecstream.transport import close_code_of, failed_to_connect, new_session, socket_options
+from codecstream.transport import (
+    close_code_of,
+    closed_by,
+    failed_to_connect,
+    new_session,
+    socket_options,
+)
 
 if TYPE_CHECKING:
     from codecstream import wire
@@ -98,6 +104,7 @@ class SyncConnection:
         self._sending = threading.Lock()
         self.last_message_s = time.perf_counter()
         self._ended_with = (1006, "")  # close code and reason
+        self._tap = None if options.capture is None else options.capture.connected(options)
         self.session = new_session(options)
         self.closed = False
         self.used = False
@@ -173,6 +180,8 @@ class SyncConnection:
                         return
                     message = self._outbox.popleft()
                 self._options.observers.sent(message)
+                if self._tap is not None:
+                    self._tap.sent(message)
                 try:
                     self._socket.send(message)
                 except ConnectionClosed:
@@ -214,6 +223,8 @@ class SyncConnection:
             while True:
                 message = self._socket.recv()
                 self._options.observers.received(message)
+                if self._tap is not None:
+                    self._tap.received(message)
                 with self._changed:
                     self.last_message_s = time.perf_counter()
                     self._deliver(self.session.receive(message))
@@ -222,6 +233,8 @@ class SyncConnection:
                     self.send()
         except ConnectionClosed as closed:
             self._ended_with = close_code_of(closed)
+            if self._tap is not None:
+                self._tap.closed(*self._ended_with, closed_by(closed))
         except Exception as error:  # a fault of this program: it must not look like the network's
             failure = CodecStreamError(f"reading from the server failed: {error!r}")
             failure.__cause__ = error

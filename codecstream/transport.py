@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
 
@@ -11,7 +11,10 @@ from codecstream.errors import ConnectionFailedError
 from codecstream.options import Options
 from codecstream.protocol import Session
 
-__all__ = ["close_code_of", "failed_to_connect", "new_session", "socket_options"]
+if TYPE_CHECKING:
+    from codecstream.capture import Side
+
+__all__ = ["close_code_of", "closed_by", "failed_to_connect", "new_session", "socket_options"]
 
 
 def new_session(options: Options) -> Session:
@@ -44,8 +47,17 @@ def close_code_of(closed: ConnectionClosed) -> tuple[int, str]:
     return (1006, "") if frame is None else (frame.code, frame.reason)
 
 
+def closed_by(closed: ConnectionClosed) -> Side:
+    """Return who ended the connection: ``network`` where nobody said anything."""
+    if closed.rcvd is None:
+        return "network" if closed.sent is None else "client"
+    return "client" if closed.sent is not None and not closed.rcvd_then_sent else "server"
+
+
 def failed_to_connect(options: Options, error: Exception) -> ConnectionFailedError:
     """Return ``error``, which opening the socket raised, as one of ours."""
+    if options.capture is not None:
+        options.capture.failed(error)
     reason = str(error) or type(error).__name__
     return ConnectionFailedError(
         f"no connection to {options.url}: {reason}", transient=_is_transient(error)

@@ -295,6 +295,8 @@ class Session:
         utterance.sentences += 1
         utterance.sentence = _Sentence()
         if utterance.discarding:
+            if utterance.index is None:
+                utterance.index = start.utterance_index
             return []
         if problem := self._index_problem(start):
             return self._fail(RemoteProtocolError(problem, **self._progress()))
@@ -335,7 +337,7 @@ class Session:
         utterance = self._utterance
         index, sentence = start.utterance_index, start.sentence_index
         if index is not None:
-            if self._last_index is not None and index <= self._last_index:
+            if self._is_over(index):
                 return f"codec.start is for utterance {index}, which is over"
             if utterance.index not in (None, index):
                 return f"codec.start is for utterance {index} within utterance {utterance.index}"
@@ -343,6 +345,16 @@ class Session:
         if sentence is not None and before is not None and sentence <= before:
             return f"codec.start is for sentence {sentence}, after sentence {before}"
         return None
+
+    def _is_over(self, index: int | None) -> bool:
+        """Whether this is the index of an utterance before this one."""
+        return index is not None and self._last_index is not None and index <= self._last_index
+
+    def _is_late(self, index: int | None) -> bool:
+        """Whether a message is of an utterance before this one, of which nothing has come yet."""
+        utterance = self._utterance
+        nothing_came = not utterance.sentences and utterance.failed is None
+        return self.in_utterance and nothing_came and self._is_over(index)
 
     def _packet(self, packet: wire.Packet) -> list[Event]:
         step = Remote.EOS if packet.eos else Remote.PACKET
@@ -405,11 +417,13 @@ class Session:
             self.server_state = ServerState.STREAMING
 
     def _done(self, done: wire.CodecDone) -> list[Event]:
-        if not self._remote(Remote.DONE):
-            return self._out_of_order(Remote.DONE)
+        if self._is_late(done.utterance_index):
+            return [Notice(f"a late codec.done, of utterance {done.utterance_index}")]
         utterance, sentence = self._utterance, self._utterance.sentence
         if done.cancelled:
             utterance.cancel_confirmed = True
+        if not self._remote(Remote.DONE):
+            return self._out_of_order(Remote.DONE)
         if utterance.discarding:
             return []
         for name in ("utterance_index", "sentence_index"):
@@ -465,6 +479,8 @@ class Session:
         return None
 
     def _session_done(self, done: wire.SessionDone) -> list[Event]:
+        if self._is_late(done.utterance_index):
+            return [Notice(f"a late session.done, of utterance {done.utterance_index}")]
         was_streaming = self.server_state in (ServerState.STREAMING, ServerState.ENDED)
         if not self._remote(Remote.SESSION_DONE):
             return self._out_of_order(Remote.SESSION_DONE)

@@ -59,8 +59,8 @@ def done(frames: int | None, seq_last: int | None, **fields: Any) -> str:
     return wire.encode_message(wire.CodecDone(total_frames=frames, seq_last=seq_last, **fields))
 
 
-def session_done(sentences: int | None = 1) -> str:
-    return wire.encode_message(wire.SessionDone(0, sentences))
+def session_done(sentences: int | None = 1, index: int | None = None) -> str:
+    return wire.encode_message(wire.SessionDone(index, sentences))
 
 
 def error(message: str = "out of tokens", **fields: Any) -> str:

@@ -251,7 +251,7 @@ class Server:
         self.clean = self.clean and (self.state, move) in REMOTE
         if move is Remote.SESSION_DONE:
             self.clean = self.clean and self.state is ServerState.QUIET and self.sentences > 0
-            return session_done(self.sentences)
+            return session_done(self.sentences, self.index)
         self.state = REMOTE.get((self.state, move), self.state)
         if move is Remote.START:
             self.sentences += 1
@@ -429,6 +429,50 @@ def test_a_message_of_another_utterance_or_sentence_is_a_fault(fault: str) -> No
     assert isinstance(failed, UtteranceFailed)
     assert type(failed.error) is RemoteProtocolError
     assert text in str(failed.error)
+
+
+LATE = {
+    "session.done": session_done(index=0),
+    "codec.done": done(3, 2, utterance_index=0, sentence_index=0),
+}
+
+
+@pytest.mark.parametrize("late", list(LATE))
+@pytest.mark.parametrize("ending", ["complete", "failed", "cancelled"])
+def test_late_ends_of_an_utterance_do_not_end_the_next_one(late: str, ending: str) -> None:
+    """Else the audio of every utterance after it would be that of the one before."""
+    session = speak(new_session())
+    if ending == "cancelled":
+        session.cancel()
+    broken = [packet(7)] if ending == "failed" else []
+    codes = make_codes(3)
+    receive(session, start(0), *broken, *sentence(codes)[1:], session_done(index=0))
+    for index in (1, 2):
+        speak(session)
+        (notice,) = receive(session, LATE[late])
+        assert isinstance(notice, Notice) and "of utterance 0" in notice.text
+        events = receive(session, *sentence(make_codes(index), index), session_done(index=index))
+        assert events[-1] == UtteranceEnded(cancelled=False, error=None)
+        assert len(codes_in(events)) == index
+
+
+def test_a_late_end_is_no_answer_to_a_cancel() -> None:
+    session = speak(new_session())
+    receive(session, *sentence(make_codes(3)), session_done(index=0))
+    speak(session).cancel()
+    assert kinds(receive(session, session_done(index=0))) == [Notice]
+    ended = receive(session, start(1), eos(0), done(0, 0, cancelled=True), session_done(index=1))
+    assert ended == [UtteranceEnded(cancelled=True, error=None)]
+    assert_speaks(session)
+
+
+def test_an_end_without_a_start_counts_whatever_its_index() -> None:
+    """A server may not count the utterances that it refuses."""
+    session = speak(new_session())
+    receive(session, *sentence(make_codes(3)), session_done(index=0))
+    speak(session)
+    assert kinds(receive(session, error("no"), session_done(0, index=0)))[-1] is UtteranceEnded
+    assert_speaks(session)
 
 
 def test_indices_may_be_left_out() -> None:

@@ -70,6 +70,8 @@ def _is_transient(error: Exception) -> bool:
         return error.response.status_code in (429, 500, 502, 503, 504)
     if isinstance(error, InvalidMessage):
         return isinstance(error.__cause__, EOFError)  # the server went away in the handshake
+    if isinstance(error, ConnectionClosed):
+        return True  # the same, as websockets' client for threads tells it
     if isinstance(error, ssl.SSLCertVerificationError):
         return False
     timed_out = type(error).__name__ == "TimeoutError"  # asyncio's own, before Python 3.11

@@ -117,19 +117,12 @@ class CaptureServer(ScriptedServer):
     async def _end(self, closed: Record, peer: Peer) -> None:
         """End the connection as the captured one did."""
         assert closed.code is not None
-        reason = closed.reason or ""
-        if closed.by == "network" or closed.code == 1006:
-            peer.socket.transport.close()  # no close frame; what was sent still arrives
-        elif closed.by == "client" and closed.code not in _COMPLAINTS:
+        if closed.by == "client" and closed.code not in _COMPLAINTS:
             if closed.code == 1011:  # its pings were not answered
                 peer.socket.transport.pause_reading()
             await asyncio.Event().wait()  # it will leave by itself
-        elif closed.code == 1005:  # a close frame without a code
-            peer.socket.protocol.send_close()
-            peer.socket.send_data()
-            await peer.socket.wait_closed()
         else:
-            await peer.socket.close(closed.code, reason)
+            await peer.close(closed.code, closed.reason or "")
 
 
 @dataclass

@@ -9,7 +9,9 @@
             ...
 
 :class:`ScriptedServer` follows a coroutine of yours, message by message, for faults that no
-sane server has.
+sane server has. :class:`codecstream.replay.CaptureServer` serves what a client has recorded, and
+:class:`codecstream.fault_proxy.FaultProxy` stands between any client and any server and does what
+networks do.
 """
 
 from __future__ import annotations
@@ -172,9 +174,26 @@ class Peer:
         await self.done(utterance, total_frames=len(codes), seq_last=len(codes) - 1)
         await self.session_done(utterance)
 
+    async def close(self, code: int, reason: str = "") -> None:
+        """Close with any code: 1005 is a close frame without one, 1006 the end without a frame."""
+        await close_with(self.socket, code, reason)
+
     def abort(self) -> None:
         """Cut the TCP connection."""
         self.socket.transport.abort()
+
+
+async def close_with(socket: ServerConnection, code: int, reason: str = "") -> None:
+    """Close a connection so that its client sees ``code``, even one that no frame may carry."""
+    if code == 1006:
+        socket.transport.close()  # what was sent before still arrives
+        await socket.wait_closed()
+    elif code == 1005:
+        socket.protocol.send_close()
+        socket.send_data()
+        await socket.wait_closed()
+    else:
+        await socket.close(code, reason)
 
 
 Script = Callable[[Peer], Awaitable[None]]

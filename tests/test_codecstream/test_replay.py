@@ -89,14 +89,7 @@ async def test_closes_come_back_with_their_code(
         await peer.request()
         await peer.start()
         await peer.packets(CODES[:10], eos=False)
-        if code == 1005:
-            peer.socket.protocol.send_close()
-            peer.socket.send_data()
-            await peer.socket.wait_closed()
-        elif code == 1006:
-            peer.socket.transport.close()
-        else:
-            await peer.socket.close(code, "so it is")
+        await peer.close(code, "so it is")
 
     (original,), capture = await captured(script, ledger_program, tmp_path / "c.jsonl", "x")
     assert f"code {code} after 10 frames" in original.result.reason

@@ -25,7 +25,7 @@ from codecstream.wire import encode_packet
 Action = Literal["listen", "pause", "cancel", "cancel later", "abandon"]
 
 LONG_S = 60.0  # longer than any time limit of the bench
-SILENCE_S = 2.0  # after which a client gives up, where a fault is silence
+SILENCE_S = 3.0  # after which a client gives up, where a fault is silence
 
 
 @dataclass
@@ -328,6 +328,8 @@ def _silent_for_ever(plan: Plan, generator: random.Random) -> None:
     _message_fault(plan, generator, "stall", seconds=LONG_S)
     plan.options["stall_timeout_s"] = SILENCE_S
     plan.options["drain_timeout_s"] = SILENCE_S  # it will not answer a cancel either
+    for speech in plan.speeches[: plan.struck]:
+        speech.action = "listen"  # a cancel that takes too long would cost the connection
     plan.ends("stalled", on_same_connection=False)
 
 

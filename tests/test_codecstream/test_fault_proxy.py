@@ -105,6 +105,13 @@ async def test_messages_that_are_altered() -> None:
     assert [kind for _, kind in proxy.fired] == [fault.kind for fault in faults]
 
 
+async def test_several_faults_of_one_message() -> None:
+    faults = [MessageFault("duplicate", 2), MessageFault("drop", 2), MessageFault("truncate", 2)]
+    heard, _, proxy = await through(Link(messages=faults))
+    assert seqs(heard) == [0, 2, 3, 4]
+    assert len(proxy.fired) == 3
+
+
 @pytest.mark.parametrize("code", [1000, 1005, 1006, 1012, 4001])
 async def test_any_close_code(code: int) -> None:
     heard, seen, _ = await through(Link(messages=[MessageFault("close", 2, value=code)]))
@@ -204,6 +211,12 @@ def test_links_and_urls_are_checked() -> None:
         Link(latency_ms=-1)
     with pytest.raises(ValueError, match="piece_bytes must be above 0, or None, not 0"):
         Link(piece_bytes=0)
+    with pytest.raises(ValueError, match=r"one of drop, .*, not 'lose'"):
+        MessageFault("lose")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="1 to 255, not 256"):
+        MessageFault("corrupt", value=256)
+    with pytest.raises(ValueError, match="must be 0 or more"):
+        MessageFault("drop", message=-1)
     with pytest.raises(ValueError, match="must start with ws://, not 'wss://x'"):
         FaultProxy("wss://x")
 

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -63,7 +64,8 @@ async def run_sessions(seeds: Iterable[int], at_once: int = AT_ONCE) -> Tally:
                 try:
                     await asyncio.wait_for(run_session(plan, tally, threads), PATIENCE_S)
                 except Exception as error:
-                    tally.wrong.append(wrong(plan, f"{type(error).__name__}: {error}"))
+                    at = traceback.extract_tb(error.__traceback__)[-1]
+                    tally.wrong.append(wrong(plan, f"{error!r} at {at.name}(): {at.line}"))
 
         await asyncio.gather(*(one(seed) for seed in seeds))
     return tally

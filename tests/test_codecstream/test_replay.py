@@ -15,10 +15,10 @@ from speaking import CODES, replay
 from support import LedgerProgram
 
 import codecstream
-from codecstream import CaptureError, Program
+from codecstream import CaptureError, Program, demo
 from codecstream.capture import CaptureFile, read_capture
 from codecstream.replay import CaptureServer
-from codecstream.testing import Fault, Peer, ScriptedServer
+from codecstream.testing import Fault, Peer, Recording, ReplayServer, ScriptedServer
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,7 +53,7 @@ async def test_a_captured_fault_ends_the_same_way_in_both_shells(
 ) -> None:
     path = tmp_path / "fault.jsonl"
     texts = ("First.", "Second.", "Third.")
-    async with replay(*FAULTS[fault], pace=0.05) as server:
+    async with replay(*FAULTS[fault], pace=0.02) as server:
         original = await say(shell, server.url, ledger_program, *texts, capture=path)
     assert [o.result.status == "complete" for o in original] == [True, fault == "none", True]
     capture = read_capture(path)
@@ -66,6 +66,26 @@ async def test_a_captured_fault_ends_the_same_way_in_both_shells(
             same(ours, theirs)
             if ours.result.status == "complete" or fault in ("count", "repeat"):
                 assert ours.result.frames_handed_out == theirs.result.frames_handed_out == 57
+
+
+async def test_a_real_decoder_sounds_the_same_bit_for_bit(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="the demo needs: pip install 'codecstream[onnx]'")
+    program = codecstream.load_program(demo.artifact_dir(), threads=1)
+    recordings = [Recording(said.codes) for said in demo.utterances()]
+    path = tmp_path / "fault.jsonl"
+    fault = Fault("count", utterance=1, value=2)  # told at the end: all audio is heard before
+    async with ReplayServer(
+        recordings, pace=0, faults=[fault], decoder_id=demo.DECODER_ID
+    ) as server:
+        original = await say("threads", server.url, program, *"abc", capture=path)
+    assert [o.result.status for o in original] == ["complete", "incomplete", "complete"]
+    for shell in ("asyncio", "threads"):
+        async with CaptureServer(read_capture(path), pace=0) as server:
+            replayed = await say(shell, server.url, program, *"abc")
+        for ours, theirs in zip(replayed, original, strict=True):
+            same(ours, theirs)
+            assert np.array_equal(ours.pcm, theirs.pcm)
+            assert ours.pcm.size > 50_000
 
 
 async def captured(

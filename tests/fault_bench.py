@@ -280,7 +280,8 @@ def main() -> None:
     took_s = time.perf_counter() - started_s
     print_ends(tally)
     print(f"\n{tally.sessions} sessions, {sum(tally.ends.values())} utterances in {took_s:.0f} s")
-    raise SystemExit("\n".join(tally.wrong))
+    if tally.wrong:
+        raise SystemExit("\n".join(tally.wrong))
 
 
 def print_plan(plan: Plan) -> None:
@@ -298,11 +299,11 @@ def print_plan(plan: Plan) -> None:
 
 def print_ends(tally: Tally) -> None:
     statuses = sorted({status for _, status in tally.ends})
-    print("| fault | " + " | ".join(statuses) + " |")
-    print("| --- |" + " ---: |" * len(statuses))
+    print("| fault | struck in sessions | " + " | ".join(statuses) + " |")
+    print("| --- |" + " ---: |" * (1 + len(statuses)))
     for fault in sorted({fault for fault, _ in tally.ends}):
         counts = " | ".join(str(tally.ends[fault, status]) for status in statuses)
-        print(f"| {fault} | {counts} |")
+        print(f"| {fault} | {tally.fired[fault]} | {counts} |")
 
 
 if __name__ == "__main__":

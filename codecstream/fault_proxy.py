@@ -84,6 +84,11 @@ class FaultProxy:
         port = self._server.sockets[0].getsockname()[1]
         return self._target._replace(netloc=f"{self._host}:{port}").geturl()
 
+    @property
+    def open_connections(self) -> int:
+        """Connections that are not over, as when a client forgets to close one."""
+        return len(self._passing)
+
     async def __aenter__(self) -> FaultProxy:
         from websockets.asyncio.server import serve
 

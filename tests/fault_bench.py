@@ -74,13 +74,20 @@ async def run_sessions(seeds: Iterable[int], at_once: int = AT_ONCE) -> Tally:
 async def run_session(plan: Plan, tally: Tally, threads: ThreadPoolExecutor) -> list[Outcome]:
     """Run one session and check it; what is wrong goes to ``tally``."""
     problems: list[str] = []
-    server = ReplayServer(plan.recordings, pace=plan.pace, faults=plan.server_faults)
+    server = ReplayServer(
+        plan.recordings,
+        pace=plan.pace,
+        faults=plan.server_faults,
+        frames_per_packet=plan.frames_per_packet,
+    )
     async with server, FaultProxy(server.url, [plan.connection_link], seed=plan.seed) as proxy:
         if plan.shell == "asyncio":
             outcomes = await with_asyncio(plan, proxy.url, problems)
         else:
             loop = asyncio.get_running_loop()
             outcomes = await loop.run_in_executor(threads, with_threads, plan, proxy.url, problems)
+        if not await ends_soon(proxy):
+            problems.append("the client left a connection open")
     for speech, heard in zip(plan.speeches, outcomes, strict=True):
         problems += check(speech, heard)
         tally.ends[plan.fault, heard.result.status] += 1
@@ -93,6 +100,15 @@ async def run_session(plan: Plan, tally: Tally, threads: ThreadPoolExecutor) -> 
     cut_off = any(heard.result.status == "too_long" for heard in outcomes)
     tally.fired[plan.fault] += bool(proxy.fired or plan.server_faults or cut_off)
     return outcomes
+
+
+async def ends_soon(proxy: FaultProxy) -> bool:
+    """Wait until the client's connections are over; return False where one stays."""
+    for _ in range(1000):
+        if not proxy.open_connections:
+            return True
+        await asyncio.sleep(0.01)
+    return False
 
 
 def check(speech: Speech, heard: Outcome) -> list[str]:
@@ -285,7 +301,10 @@ def main() -> None:
 
 
 def print_plan(plan: Plan) -> None:
-    print(f"seed {plan.seed}: {plan.fault}, {plan.shell}, pace {plan.pace:g}")
+    print(
+        f"seed {plan.seed}: {plan.fault}, {plan.shell}, pace {plan.pace:g}, "
+        f"{plan.frames_per_packet} frames per packet"
+    )
     for name in ("options", "link", "server_faults", "message_faults"):
         print(f"  {name}: {getattr(plan, name)}")
     for index, speech in enumerate(plan.speeches):

@@ -7,6 +7,7 @@ but for those that the plan itself cancels.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ class Speech:
     action_chunk: int = 0
     action_s: float = 0.0
     ends: frozenset[str] = frozenset({"complete"})
+    frames_per_packet: int = 1
 
     @property
     def frames(self) -> int:
@@ -58,7 +60,8 @@ class Speech:
         """What the server sends for it, by kind; ``last`` is a packet with EOS."""
         kinds: list[str] = []
         for codes in self.sentences:
-            kinds += ["start", *["packet"] * (len(codes) - 1), "last", "done"]
+            packets = math.ceil(len(codes) / self.frames_per_packet)
+            kinds += ["start", *["packet"] * (packets - 1), "last", "done"]
         return [*kinds, "session.done"]
 
 
@@ -76,6 +79,7 @@ class Plan:
     message_faults: list[MessageFault] = field(default_factory=list)
     link: dict[str, Any] = field(default_factory=dict)
     pace: float = 0.0
+    frames_per_packet: int = 1
     one_connection: bool = False  # the protocol allows to go on with it
     may_not_connect: bool = False  # at the first try
 
@@ -113,13 +117,14 @@ def draw(seed: int) -> Plan:
     """Return the plan of a seed. Faults and shells take turns; everything else is drawn."""
     generator = random.Random(f"session {seed}")
     fault = list(FAULTS)[seed // 2 % len(FAULTS)]
+    frames_per_packet = generator.choice((1, 1, 1, 3))
     speeches = []
     for index in range(generator.randint(3, 4)):
         sentences = [
             make_codes(generator.choice((1, 2, 3, 7, 20, 40)), seed=1000 * seed + 10 * index + i)
             for i in range(generator.choice((1, 1, 1, 2)))
         ]
-        speech = Speech(f"utterance {index}", sentences)
+        speech = Speech(f"utterance {index}", sentences, frames_per_packet=frames_per_packet)
         speech.action = generator.choice(
             ("listen", "listen", "listen", "pause", "cancel", "cancel later", "abandon")
         )
@@ -141,6 +146,7 @@ def draw(seed: int) -> Plan:
             "drain_timeout_s": 10.0,
         },
         pace=generator.choice((0.0, 0.02)),
+        frames_per_packet=frames_per_packet,
     )
     if generator.random() < 0.6:  # else many a fault would never be seen
         plan.victim.action = generator.choice(("listen", "pause"))
@@ -159,25 +165,30 @@ def draw(seed: int) -> Plan:
 
 def _server_fault(plan: Plan, generator: random.Random, kind: Any, **fields: Any) -> int:
     """Let the server do it at a packet of the first sentence; return which."""
-    frames = len(plan.victim.sentences[0])
     plan.victim.sentences = plan.victim.sentences[:1]
-    packet = generator.randrange(frames)
+    packet = generator.randrange(_packets(plan))
     plan.server_faults = [Fault(kind, packet=packet, utterance=plan.struck, **fields)]
     return packet
 
 
+def _packets(plan: Plan) -> int:
+    """Return how many packets the struck utterance has."""
+    return sum(kind in ("packet", "last") for kind in plan.victim.messages)
+
+
 def _server_drops(plan: Plan, generator: random.Random) -> None:
     packet = _server_fault(plan, generator, "drop")
-    plan.ends("incomplete" if packet == plan.victim.frames - 1 else "failed")
+    plan.ends("incomplete" if packet == _packets(plan) - 1 else "failed")
 
 
 def _server_drops_and_client_resets(plan: Plan, generator: random.Random) -> None:
     packet = _server_fault(plan, generator, "drop")
     plan.options["on_gap"] = "reset"
     codes = plan.victim.sentences[0]
-    heard = [expected_ledger(codes[:packet]), expected_ledger(codes[packet + 1 :])]
+    size = plan.frames_per_packet
+    heard = [expected_ledger(codes[: packet * size]), expected_ledger(codes[(packet + 1) * size :])]
     plan.victim.reference = np.concatenate(heard)
-    plan.ends("incomplete" if packet == plan.victim.frames - 1 else "failed")
+    plan.ends("incomplete" if packet == _packets(plan) - 1 else "failed")
 
 
 def _server_repeats(plan: Plan, generator: random.Random) -> None:
@@ -243,7 +254,10 @@ def _last_packet_is_lost(plan: Plan) -> None:
     """
     sentence = plan.victim.messages[: plan.message_faults[0].message].count("done")
     heard = list(plan.victim.sentences)
-    heard[sentence] = heard[sentence][:-1]
+    frames = len(heard[sentence])
+    heard[sentence] = heard[sentence][
+        : (frames - 1) // plan.frames_per_packet * plan.frames_per_packet
+    ]
     plan.victim.reference = np.concatenate([expected_ledger(codes) for codes in heard])
 
 
@@ -264,7 +278,7 @@ def _header_corrupted(plan: Plan, generator: random.Random) -> None:
     plan.ends("failed")
     if kind == "last" and flips["offset"] < 4:
         sentence = plan.victim.messages[: plan.message_faults[0].message].count("done")
-        seq = len(plan.victim.sentences[sentence]) - 1
+        seq = (len(plan.victim.sentences[sentence]) - 1) // plan.frames_per_packet
         ahead = ((seq ^ flips["value"] << 8 * flips["offset"]) - seq) % (1 << 32)
         if ahead >= 1 << 31:  # a number that was before: taken for a repeated packet
             _last_packet_is_lost(plan)

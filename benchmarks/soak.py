@@ -204,15 +204,17 @@ def report(options: argparse.Namespace, listener: Listener, frames: int, cpu_s: 
         )
     settled = samples[len(samples) // 4 :]  # the first quarter fills caches
     growth_mb = settled[-1].rss_mb - settled[0].rss_mb
-    playing = [sample for sample in settled if sample.played_s > 0]
-    half = len(playing) // 2
-    drift_s = _median_ahead_s(playing[half:]) - _median_ahead_s(playing[:half])
+    both = [s for s in settled if s.played_s > 0 and s.received_s < frames / FRAME_RATE_HZ]
+    half = len(both) // 2
+    drift = "not measured: the run is too short"
+    if half:
+        drift = f"{_median_ahead_s(both[half:]) - _median_ahead_s(both[:half]):+.2f} s"
     received = sum(result.frames_received for result in listener.results)
     handed_out = sum(result.frames_handed_out for result in listener.results)
     print("\n| what | figure |\n| --- | ---: |")
     print(f"| frames received, handed out | {received}, {handed_out} |")
     print(f"| memory, from a quarter of the run to its end | {growth_mb:+.1f} MB |")
-    print(f"| received less played, second half less first half of that | {drift_s:+.2f} s |")
+    print(f"| received less played, second half less first half of that | {drift} |")
     print(f"| underruns | {listener.underruns}, {listener.underrun_s * 1000:.0f} ms |")
     print(
         f"| threads, files: first, last | {_both(samples, 'threads')}, {_both(samples, 'files')} |"

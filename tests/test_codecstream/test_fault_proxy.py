@@ -10,11 +10,13 @@ from shells import both_shells, nothing_left, say
 from speaking import CODES, replay
 from support import LedgerProgram, expected_ledger
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, ConnectionClosedError
 
+import codecstream
 from codecstream import ConnectionFailedError, Reconnect
 from codecstream.fault_proxy import FaultProxy, Link, MessageFault
 from codecstream.testing import Peer, ScriptedServer
+from codecstream.transport import failed_to_connect
 from codecstream.wire import InputDone, InputText, SessionConfig, decode_packet, encode_message
 
 __all__ = ["nothing_left"]
@@ -185,6 +187,17 @@ async def test_a_refused_connection_is_a_passing_failure(
             assert caught.value.transient, caught.value
         (outcome,) = await say(shell, proxy.url, ledger_program, "x")
     assert outcome.result.status == "complete"
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionClosedError(None, None), ConnectionResetError(), EOFError(), TimeoutError()]
+)
+def test_every_loss_in_the_handshake_is_passing(
+    error: Exception, ledger_program: LedgerProgram
+) -> None:
+    """Which of them is raised hangs on a race between the reset and websockets' threads."""
+    options = codecstream.sync_connect("ws://127.0.0.1:9/", ledger_program)._options
+    assert failed_to_connect(options, error).transient
 
 
 @both_shells

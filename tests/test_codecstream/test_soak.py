@@ -34,7 +34,7 @@ def test_memory_is_flat_and_what_is_played_keeps_up(client: str) -> None:
     growth_mb = float(figures["memory, from a quarter of the run to its end"].split()[0])
     assert growth_mb < 20
     (drift,) = [figure for what, figure in figures.items() if what.startswith("received less")]
-    assert abs(float(drift.split()[0])) < 4  # two chunks, of a run ten times as fast as speech
+    assert abs(float(drift.split()[0])) < 10  # of 120 s, ten times as fast as speech
     for first_and_last in figures["threads, files: first, last"].split(", "):
         first, last = first_and_last.split(" and ")
         assert int(last) <= int(first)
@@ -51,7 +51,7 @@ Speech.take = take
 
 
 def test_audio_that_is_not_the_offline_audio_fails() -> None:
-    arguments = ("--minutes", "0.02", "--pace", "0.02", "--utterance-s", "40")
+    arguments = ("--minutes", "0.02", "--pace", "0.05", "--utterance-s", "12")
     done = soak(*arguments, before=SWALLOW_A_CHUNK)
     assert done.returncode == 1
     assert done.stderr.startswith("wrong: ['complete', 'complete'], checksums")

@@ -137,11 +137,8 @@ def check(speech: Speech, heard: Outcome) -> list[str]:
     audio_first = result.status in ("stalled", "too_long", "complete") and not dropped
     if audio_first and result.frames_handed_out != result.frames_decoded:
         problems.append(f"{speech.text!r}: {result.frames_decoded} frames decoded, not all taken")
-    if (
-        result.status == "stalled"
-        and audio_first
-        and result.frames_handed_out != result.frames_received
-    ):
+    all_heard = result.frames_handed_out == result.frames_received
+    if result.status == "stalled" and audio_first and not all_heard:
         problems.append(f"{speech.text!r} stalled and lost frames that had come")
     if result.status == "too_long" and audio_first and pcm.size != reference.size:
         problems.append(f"{speech.text!r} was not cut off where it should")

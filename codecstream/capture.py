@@ -14,9 +14,9 @@ file and one command: ``python examples/replay_server.py --capture fault.jsonl``
 
 **What is in it.** Text of this program's user is left out unless ``include_text=True``: what is
 said, and every string or list of a message that is not one of a few known settings (``voice``
-stays, a speaker's embedding does not). A server's ``error`` stays, less what it quotes of the text. Headers and URL are left out unless
-``include_headers=True``. **The codec frames are in it**: whoever has the decoder hears what was
-said.
+stays, a speaker's embedding does not). A server's ``error`` stays, less what it quotes of the
+text. Headers and URL are left out unless ``include_headers=True``. **The codec frames are in it**:
+whoever has the decoder hears what was said.
 
 **The format**, version 1: JSON objects, one a line, in UTF-8, written out message by message, so
 that a program that dies leaves a file that can be read. The first line is

@@ -30,8 +30,11 @@ from codecstream.connection import Connection
 from codecstream.errors import LocalProtocolError
 from codecstream.observe import Observer, Observers
 from codecstream.options import Options, Reconnect
+from codecstream.pacing import Ahead
 from codecstream.pipeline import AudioChunk
+from codecstream.policy import StartPolicy
 from codecstream.runtimes import Program
+from codecstream.sampling import UtteranceSampler
 from codecstream.schedule import DEFAULT_RAMP, Ramp
 from codecstream.speech import UtteranceResult
 from codecstream.utterance import Text, Utterance
@@ -44,6 +47,8 @@ def connect(
     program: Program,
     *,
     schedule: Ramp | Iterable[int] = DEFAULT_RAMP,
+    policy: StartPolicy | None = None,
+    ahead_s: Ahead | None = None,
     config: wire.SessionConfig | None = None,
     headers: Mapping[str, str] | None = None,
     ssl: ssl_module.SSLContext | None = None,
@@ -62,6 +67,7 @@ def connect(
     max_message_bytes: int = wire.MAX_PACKET_BYTES,
     observer: Observer | None = None,
     capture: Capture | str | os.PathLike[str] | None = None,
+    sampler: UtteranceSampler | None = None,
 ) -> Client:
     """Return a client that connects when it is entered with ``async with``.
 
@@ -69,6 +75,13 @@ def connect(
         url: ``ws://`` or ``wss://`` address of the server's codec-stream endpoint.
         program: The decoder program, from :func:`codecstream.load_program`.
         schedule: Frames per chunk; the last size repeats.
+        policy: Decides instead, by what it measures, how many frames go into each chunk and when
+            playback begins: ``AdaptivePolicy()`` of :mod:`codecstream.policy`. Chunks are handed
+            out from the moment at which playback is to begin, and again after it ran dry, so
+            play them at once. One policy belongs to one client. None keeps to ``schedule``.
+        ahead_s: Tells the policy how much sound the output has not played yet: a player's
+            ``player.ahead_s``, or what answers like it. None: each chunk is taken to be played
+            at once and without a break.
         config: The session's settings; ``speak`` may override them per utterance.
         headers: Extra headers of the handshake, such as ``{"Authorization": "Bearer ..."}``.
         ssl: TLS settings for ``wss://``; None for the system's defaults.
@@ -97,6 +110,8 @@ def connect(
         observer: Is told of messages, chunks and ends; see :mod:`codecstream.observe`.
         capture: A file to record all messages in, with their times: a path, or a
             :class:`codecstream.capture.Capture`. Text and headers are left out unless asked.
+        sampler: Keeps codes and sound of some utterances, a file for each sentence, see
+            :mod:`codecstream.sampling`. One that is cancelled is not kept.
 
     Raises:
         ValueError: The URL is no WebSocket's, an option is out of its range, or the schedule
@@ -125,6 +140,9 @@ def connect(
             max_message_bytes=max_message_bytes,
             observers=Observers(observer),
             capture=Capture.of(capture),
+            policy=policy,
+            ahead_s=ahead_s,
+            sampler=sampler,
         )
     )
 

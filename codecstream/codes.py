@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from codecstream.errors import InvalidCodesError
 from codecstream.geometry import CodecGeometry
 
-__all__ = ["as_integers", "check_codes", "read_codes"]
+__all__ = ["FrameQueue", "as_integers", "check_codes", "read_codes"]
 
 
 def as_integers(codes: ArrayLike) -> NDArray[np.integer[Any]]:
@@ -88,3 +89,42 @@ def read_codes(path: str | Path, geometry: CodecGeometry) -> NDArray[np.int64]:
         raise InvalidCodesError(
             f"{path}: {error}", frame=error.frame, codebook=error.codebook, value=error.value
         ) from error
+
+
+class FrameQueue:
+    """Frames waiting to be decoded; taking a chunk costs the chunk, whatever waits behind it.
+
+    Attributes:
+        frames: How many there are.
+    """
+
+    def __init__(self) -> None:
+        self._parts: deque[NDArray[np.int64]] = deque()
+        self.frames = 0
+
+    def append(self, codes: NDArray[np.int64]) -> None:
+        """Add int64 ``[frames, codebooks]``, which must not change afterwards."""
+        if len(codes):
+            self._parts.append(codes)
+            self.frames += len(codes)
+
+    def peek(self, frames: int) -> NDArray[np.int64]:
+        """Return the first ``frames`` frames, contiguous, and keep them."""
+        taken: list[NDArray[np.int64]] = []
+        missing = frames
+        for part in self._parts:
+            if missing <= 0:
+                break
+            taken.append(part[:missing])
+            missing -= len(taken[-1])
+        return np.concatenate(taken)
+
+    def drop(self, frames: int) -> None:
+        """Remove the first ``frames`` frames."""
+        self.frames -= frames
+        while frames:
+            first = self._parts.popleft()
+            if len(first) > frames:
+                self._parts.appendleft(first[frames:])
+                return
+            frames -= len(first)

@@ -14,14 +14,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from codecstream.codes import check_codes
+from codecstream.codes import FrameQueue, check_codes
 from codecstream.errors import DecoderStateError, OutputError
 from codecstream.runtimes import Program
 from codecstream.schedule import DEFAULT_RAMP, Ramp
@@ -72,7 +71,7 @@ class StreamDecoder:
         """Drop frames and state; bit for bit a new decoder."""
         self._end_sample()
         self._state = self._program.initial_state()
-        self._pending = _FrameQueue()
+        self._pending = FrameQueue()
         self._begun = False
         self._finishing = False
         self._chunks = 0
@@ -87,6 +86,11 @@ class StreamDecoder:
     def frames_decoded(self) -> int:
         """Frames whose audio was handed out since the last reset."""
         return self._frames
+
+    @property
+    def sampling(self) -> bool:
+        """Whether this utterance is being kept; what ``finish`` returns writes it at its end."""
+        return self._recorder is not None
 
     @property
     def chunk_ready(self) -> bool:
@@ -220,37 +224,3 @@ class StreamDecoder:
             bad = int(np.count_nonzero(~np.isfinite(pcm)))
             raise OutputError(f"the program returned NaN or Inf in {bad} of {expected} samples")
         return pcm, after
-
-
-class _FrameQueue:
-    """Frames waiting to be decoded; taking a chunk costs the chunk, whatever waits behind it."""
-
-    def __init__(self) -> None:
-        self._parts: deque[NDArray[np.int64]] = deque()
-        self.frames = 0
-
-    def append(self, codes: NDArray[np.int64]) -> None:
-        if len(codes):
-            self._parts.append(codes)
-            self.frames += len(codes)
-
-    def peek(self, frames: int) -> NDArray[np.int64]:
-        """Return the first ``frames`` frames, contiguous, and keep them."""
-        taken: list[NDArray[np.int64]] = []
-        missing = frames
-        for part in self._parts:
-            if missing <= 0:
-                break
-            taken.append(part[:missing])
-            missing -= len(taken[-1])
-        return np.concatenate(taken)
-
-    def drop(self, frames: int) -> None:
-        """Remove the first ``frames`` frames."""
-        self.frames -= frames
-        while frames:
-            first = self._parts.popleft()
-            if len(first) > frames:
-                self._parts.appendleft(first[frames:])
-                return
-            frames -= len(first)

@@ -15,6 +15,7 @@
     ├── WireError                        a message is not what the wire format allows
     ├── ConnectionFailedError            no connection to the server could be made
     ├── LocalProtocolError               this program misused the client
+    ├── PolicyError                      the start policy failed, or asked for what cannot be
     └── UtteranceError                   an utterance did not end well; says how far it got
         ├── RemoteProtocolError          the server broke the protocol
         │   ├── SequenceError            a packet is missing or repeated
@@ -43,6 +44,7 @@ __all__ = [
     "MissingDependencyError",
     "OutputError",
     "PlaybackError",
+    "PolicyError",
     "RemoteProtocolError",
     "SequenceError",
     "ServerError",
@@ -145,6 +147,10 @@ class ConnectionFailedError(CodecStreamError):
 
 class LocalProtocolError(CodecStreamError):
     """This program asked for something that the protocol does not allow now."""
+
+
+class PolicyError(CodecStreamError):
+    """The policy that this program gave the client failed, or asked for what cannot be."""
 
 
 class UtteranceError(CodecStreamError):

@@ -15,7 +15,11 @@ from codecstream import wire
 from codecstream.decoder import StreamDecoder
 from codecstream.errors import LocalProtocolError
 from codecstream.observe import Observers
+from codecstream.pacing import Ahead, Pacing
+from codecstream.pipeline import DecodePipeline
+from codecstream.policy import StartPolicy
 from codecstream.runtimes import Program
+from codecstream.sampling import UtteranceSampler
 from codecstream.schedule import Ramp
 
 if TYPE_CHECKING:
@@ -97,6 +101,9 @@ class Options:
     max_message_bytes: int
     observers: Observers = field(default_factory=lambda: Observers(None))
     capture: Capture | None = None
+    policy: StartPolicy | None = None
+    ahead_s: Ahead | None = None
+    sampler: UtteranceSampler | None = None
 
     def __post_init__(self) -> None:
         secure = self.url.startswith("wss://")
@@ -115,6 +122,8 @@ class Options:
             raise ValueError(f"compression must be 'deflate' or None, not {self.compression!r}")
         if self.on_gap not in ("stop", "reset"):
             raise ValueError(f"on_gap must be 'stop' or 'reset', not {self.on_gap!r}")
+        if self.ahead_s is not None and self.policy is None:
+            raise ValueError("ahead_s is what a policy goes by: it needs policy=AdaptivePolicy()")
         if self.max_frames == 0:
             raise ValueError(f"max_audio_s of {self.max_audio_s} is less than one frame of audio")
         self.new_decoder()  # a schedule that does not fit fails now, not at the first utterance
@@ -140,7 +149,14 @@ class Options:
 
     def new_decoder(self) -> StreamDecoder:
         """Return a decoder for one utterance."""
-        return StreamDecoder(self.program, self.schedule)
+        return StreamDecoder(self.program, self.schedule, sampler=self.sampler)
+
+    def new_pipeline(self) -> DecodePipeline:
+        """Return the pipeline of one utterance."""
+        pacing = None
+        if self.policy is not None:
+            pacing = Pacing(self.policy, self.program.max_frames, self.ahead_s)
+        return DecodePipeline(self.new_decoder, self.program.geometry, self.max_ahead_s, pacing)
 
 
 def _check(name: str, value: object, good: bool, allowed: str) -> None:

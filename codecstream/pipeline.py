@@ -13,14 +13,19 @@ and takes chunks for its caller.
 
 Events wait without bound (codes are small); decoded audio waits up to ``max_ahead_s``, and with it
 the next job. **The size of a chunk is chosen in** :meth:`DecodePipeline.next_job`, by the decoder's
-ramp.
+ramp or, where there is one, by a :mod:`codecstream.policy`. A policy is asked again at
+``ask_again_s``, and holds chunks back until playback is to begin: then :meth:`DecodePipeline.take`
+is to be asked again at ``begin_s``. Times in seconds are of the shell's clock, which only a policy
+needs.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +43,7 @@ from codecstream.events import (
 )
 from codecstream.geometry import CodecGeometry
 from codecstream.metrics import ChunkTime
+from codecstream.pacing import Pacing
 
 __all__ = ["AudioChunk", "DecodePipeline", "Job"]
 
@@ -53,7 +59,7 @@ class AudioChunk:
         idx: Index of the chunk within the utterance.
         sentence_index: Index of its sentence within the utterance.
         arrival_ms: When the message that completed it had arrived: the packet of its last frame
-            or, for the last chunk of a sentence, ``codec.done``.
+            or, for the last chunk of a sentence on a fixed ramp, ``codec.done``.
         t_ms: When it was decoded.
         decode_ms: What decoding took.
     """
@@ -69,19 +75,19 @@ class AudioChunk:
 
 
 class Job:
-    """One chunk to decode; :meth:`run` may be called in any thread, once."""
+    """One chunk to decode; :meth:`run` may be called in any thread, once.
 
-    __slots__ = ("_chunks", "arrival_ms")
+    Attributes:
+        arrival_ms: See :class:`AudioChunk`.
+    """
 
-    def __init__(self, chunks: Iterator[NDArray[np.float32]], arrival_ms: float) -> None:
-        self._chunks = chunks
+    __slots__ = ("arrival_ms", "run")
+
+    def __init__(self, run: Callable[[], NDArray[np.float32]], arrival_ms: float) -> None:
+        self.run = run
+        """Decode the chunk and return it, or nothing at an end that is only to be written down.
+        Raises what the program raises."""
         self.arrival_ms = arrival_ms
-
-    def run(self) -> NDArray[np.float32]:
-        """Decode the chunk. Raises what the program raises."""
-        for pcm in self._chunks:
-            return pcm
-        raise DecoderError("the decoder had a chunk ready and did not decode it")
 
 
 class DecodePipeline:
@@ -91,8 +97,11 @@ class DecodePipeline:
         new_decoder: Makes a decoder in its first state.
         geometry: What it decodes.
         max_ahead_s: Decoded audio that waits for the caller, in seconds; at least one chunk.
+        pacing: A policy's part in it; None for the decoder's ramp and no delay.
 
     Attributes:
+        request_s: When the request was sent: what times in ms count from, in seconds.
+        ask_again_s: When to ask :meth:`next_job` again at the latest, after it returned None.
         error: Why it is no success, or None.
         finished: Whether nothing more will be decoded.
         paused: Whether the caller wants no chunk for now.
@@ -108,9 +117,12 @@ class DecodePipeline:
         new_decoder: Callable[[], StreamDecoder],
         geometry: CodecGeometry,
         max_ahead_s: float,
+        pacing: Pacing | None = None,
     ) -> None:
         self._new_decoder = new_decoder
         self._geometry = geometry
+        self._pacing = pacing
+        self.request_s = 0.0
         self._max_ahead_samples = max_ahead_s * geometry.sample_rate_hz
         self.paused = False
         self.restart()
@@ -120,18 +132,22 @@ class DecodePipeline:
         self._decoder = self._new_decoder()
         self._chunks: Iterator[NDArray[np.float32]] = iter(())
         self._then: Callable[[], None] | None = None  # what follows the chunks now pending
+        self._released = 0  # frames whose audio no policy may hold back any more
         self._arrival_ms = 0.0
         self._job: Job | None = None
         self._inbox: deque[tuple[Event, float]] = deque()
         self._ready: deque[AudioChunk] = deque()
         self._ready_samples = 0
         self.finished = False
+        self.ask_again_s = math.inf
         self.error: CodecStreamError | None = None
         self.frames_decoded = 0
         self.frames_taken = 0
         self.sentences = 0
         self.timeline: list[ChunkTime] = []
         self.audio_ready_max_s = 0.0
+        if self._pacing is not None:
+            self._pacing.restart()
 
     @property
     def audio_ready_s(self) -> float:
@@ -148,6 +164,19 @@ class DecodePipeline:
         """Whether a job is out."""
         return self._job is not None
 
+    @property
+    def begin_s(self) -> float:
+        """When a policy lets :meth:`take` have a chunk if nothing happens; else ``inf``."""
+        return math.inf if self._pacing is None or self.paused else self._pacing.begin_s
+
+    @property
+    def _full(self) -> bool:
+        return bool(self._ready) and self._ready_samples >= self._max_ahead_samples
+
+    @property
+    def _ready_s(self) -> float:
+        return self._ready_samples / self._geometry.sample_rate_hz
+
     # The network's side
 
     def feed(self, event: Event, arrival_ms: float) -> None:
@@ -158,6 +187,8 @@ class DecodePipeline:
             self.stop(event.error)
         else:
             self._inbox.append((event, arrival_ms))
+            if self._pacing is not None:
+                self._pacing.changed()
 
     def stop(self, error: CodecStreamError | None = None) -> None:
         """End now: drop what is not decoded and what is not taken."""
@@ -169,25 +200,15 @@ class DecodePipeline:
 
     # The worker's side
 
-    def next_job(self) -> Job | None:
+    def next_job(self, now_s: float = 0.0) -> Job | None:
         """Return the next chunk to decode; None where there is none yet, or no room for it."""
-        full = self._ready and self._ready_samples >= self._max_ahead_samples
-        if self._job is not None or full:
+        self.ask_again_s = math.inf
+        if self._job is not None or self._full or self.finished:
             return None
         try:
-            while not self.finished and not self._decoder.chunk_ready:
-                if self._then is not None:
-                    then, self._then = self._then, None
-                    then()
-                elif self._inbox:
-                    self._handle(*self._inbox.popleft())
-                else:
-                    return None
+            self._job = self._ramp_job() if self._pacing is None else self._policy_job(now_s)
         except Exception as error:
             self.stop(_as_ours(error))
-        if self.finished:
-            return None
-        self._job = Job(self._chunks, self._arrival_ms)
         return self._job
 
     def finish_job(self, job: Job, pcm: NDArray[np.float32], t_ms: float, decode_ms: float) -> None:
@@ -195,7 +216,7 @@ class DecodePipeline:
         if job is not self._job:
             return
         self._job = None
-        if self.finished:
+        if self.finished or not pcm.size:
             return
         frames = pcm.size // self._geometry.samples_per_frame
         chunk = AudioChunk(
@@ -213,6 +234,13 @@ class DecodePipeline:
         self.timeline.append(
             ChunkTime(t_ms, pcm.size, chunk.idx, frames, job.arrival_ms, decode_ms, budget_ms)
         )
+        if self._pacing is not None:
+            now_s = self.request_s + t_ms / 1000
+            try:
+                self._pacing.decoded(now_s, self._ready_s, frames, decode_ms / 1000)
+            except Exception as error:
+                self.stop(_as_ours(error))
+                return
         self._ready.append(chunk)
         self._ready_samples += pcm.size
         self.audio_ready_max_s = max(self.audio_ready_max_s, self.audio_ready_s)
@@ -226,35 +254,144 @@ class DecodePipeline:
 
     # The caller's side
 
-    def take(self) -> AudioChunk | None:
-        """Return the next chunk; None where none is ready, while paused, and at the end."""
-        if self.paused or not self._ready:
+    def take(self, now_s: float = 0.0) -> AudioChunk | None:
+        """Return the next chunk; None where none is ready, or none wanted, and at the end."""
+        if self._pacing is not None:
+            self._pacing.back()
+        if self.paused or not self._ready or not self._wanted(now_s):
             return None
         chunk = self._ready.popleft()
         self._ready_samples -= chunk.pcm.size
         self.frames_taken += chunk.frames
+        if self._pacing is not None:
+            self._pacing.handed_out(now_s, chunk.pcm.size / self._geometry.sample_rate_hz)
         return chunk
+
+    def _wanted(self, now_s: float) -> bool:
+        """Whether a policy, where there is one, lets the next chunk be played."""
+        if self._pacing is None or self.finished or self._full:
+            return True
+        if self._ready[0].first_frame < self._released:
+            return True
+        try:
+            self._tell()
+            return self._pacing.may_hand_out(now_s, self._ready_s)
+        except Exception as error:
+            self.stop(_as_ours(error))
+            return False
 
     def _finish(self, error: CodecStreamError | None) -> None:
         self.finished = True
         self.error = error
 
+    # By the decoder's ramp
+
+    def _ramp_job(self) -> Job | None:
+        while not self.finished:
+            if self._decoder.chunk_ready:
+                return Job(partial(_next_of, self._chunks), self._arrival_ms)
+            if self._then is not None:
+                if self._decoder.sampling:
+                    return Job(partial(_exhaust, self._chunks), self._arrival_ms)
+                self._go_on()
+            elif self._inbox:
+                self._handle(*self._inbox.popleft())
+            else:
+                return None
+        return None
+
     def _handle(self, event: Event, arrival_ms: float) -> None:
         self._arrival_ms = arrival_ms
         if isinstance(event, SentenceStarted):
-            self._decoder.reset()
-            self.sentences += 1
+            self._start_sentence()
         elif isinstance(event, Frames):
             self._chunks = self._decoder.push(event.codes)
-        elif isinstance(event, SentenceEnded):
-            self._chunks = self._decoder.finish()
-        elif isinstance(event, DecoderReset):
-            self._chunks = self._decoder.finish()
-            self._then = self._decoder.reset
-        elif isinstance(event, (UtteranceEnded, UtteranceFailed)):
-            error = event.error
-            self._chunks = self._decoder.finish()  # of a sentence cut short
-            self._then = lambda: self._finish(error)
+        else:
+            self._then = self._after(event)
+            if self._then is not None:
+                self._chunks = self._decoder.finish()
+
+    # By a policy
+
+    def _policy_job(self, now_s: float) -> Job | None:
+        pacing = self._pacing
+        assert pacing is not None
+        while not self.finished:
+            self._tell()
+            if self._then is not None and not pacing.frames_waiting:
+                if self._decoder.sampling:
+                    return Job(partial(_exhaust, self._decoder.finish()), self._arrival_ms)
+                self._released = self.frames_decoded
+                self._go_on()
+            elif self._then is None and self._inbox:
+                self._start_sentence()  # all else was told
+                self._inbox.popleft()
+            else:
+                frames, self.ask_again_s = pacing.next_chunk(
+                    now_s, ready_s=self._ready_s, held=self.paused, ended=self._then is not None
+                )
+                if not frames:
+                    return None
+                codes, arrival_ms = pacing.take(frames)
+                self._decoder.push(codes)  # its iterator goes by the ramp
+                return Job(partial(self._decoder.decode, frames), arrival_ms)
+        return None
+
+    def _tell(self) -> None:
+        """Tell the policy what has come of this sentence. A job may be out."""
+        pacing = self._pacing
+        assert pacing is not None
+        while self._inbox and self._then is None:
+            event, arrival_ms = self._inbox[0]
+            if isinstance(event, SentenceStarted):
+                return  # the decoder must be free for that
+            self._inbox.popleft()
+            arrival_s = self.request_s + arrival_ms / 1000
+            if isinstance(event, Frames):
+                pacing.arrived(event.codes, arrival_s, arrival_ms)
+            else:
+                self._arrival_ms = arrival_ms
+                self._then = self._after(event)
+                if self._then is not None:
+                    pacing.ended(arrival_s)
+
+    # By either
+
+    def _start_sentence(self) -> None:
+        self._decoder.reset()
+        self.sentences += 1
+
+    def _after(self, event: Event) -> Callable[[], None] | None:
+        """Return what follows the frames up to ``event``, which end with it; None for others."""
+        if isinstance(event, SentenceEnded):
+            return _nothing
+        if isinstance(event, DecoderReset):
+            return self._decoder.reset
+        if isinstance(event, (UtteranceEnded, UtteranceFailed)):  # of a sentence cut short
+            return partial(self._finish, event.error)
+        return None
+
+    def _go_on(self) -> None:
+        then, self._then = self._then, None
+        if then is not None:
+            then()
+
+
+def _next_of(chunks: Iterator[NDArray[np.float32]]) -> NDArray[np.float32]:
+    for pcm in chunks:
+        return pcm
+    raise DecoderError("the decoder had a chunk ready and did not decode it")
+
+
+def _exhaust(chunks: Iterator[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """Let the decoder write the sample of an utterance that is over, which takes a while."""
+    for _ in chunks:
+        raise DecoderError("the decoder had frames left at their end")
+    return np.empty(0, np.float32)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _as_ours(error: Exception) -> CodecStreamError:

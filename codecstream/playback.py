@@ -158,6 +158,19 @@ class Player(ClosingSink):
         with self._lock:
             return self._stats()
 
+    def ahead_s(self) -> float | None:
+        """Return how long the sound that was written lasts until the device finds none, in seconds.
+
+        What a :mod:`codecstream.policy` goes by, so ``connect`` takes it:
+        ``connect(url, program, policy=AdaptivePolicy(), ahead_s=player.ahead_s)``. Any thread may
+        call it, and it never waits for the device.
+
+        Returns:
+            None while there is nothing to play, ``math.inf`` while there is and it is paused.
+        """
+        buffer, rate_hz = self._source
+        return buffer.ahead_s(rate_hz)
+
     def write(self, pcm: NDArray[np.float32]) -> None:
         """Queue float32 ``[samples]``; waits while the queue is full.
 
@@ -275,6 +288,7 @@ class Player(ClosingSink):
         )
         stream.start(buffer.read_into)
         self._stream, self._resampler, self._buffer = stream, resampler, buffer
+        self._source = (buffer, rate_hz)  # both at once, for a caller without the lock
         self._settled = 0  # samples that the buffer had handed out before this utterance
 
     def _queue(self, pcm: NDArray[np.float32]) -> None:

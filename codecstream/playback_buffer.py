@@ -18,6 +18,7 @@ silence before its first sample, behind its last and while paused is none.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -85,6 +86,7 @@ class PlaybackBuffer:
         self._started = False  # a sample of this utterance was handed out
         self._ended = False
         self._paused = False
+        self._read_s = 0.0  # when the device last asked
         self._silence = 0  # since the last sample; an underrun only once another sample follows
         self._fade = _Fade(fade_samples)
 
@@ -98,6 +100,27 @@ class PlaybackBuffer:
     def paused(self) -> bool:
         """True between :meth:`pause` and :meth:`resume`."""
         return self._paused
+
+    def ahead_s(self, rate_hz: float) -> float | None:
+        """Return how long what is queued lasts, in seconds, at so many samples per second.
+
+        What the device has taken counts as played, bit by bit until it will ask again; silence
+        that is still to come before the first sample is added. None while nothing is queued and
+        nothing plays, ``inf`` while paused.
+        """
+        with self._changed:
+            playing = self._started and not self._silence
+            if not self._queued and not playing:
+                return None
+            if self._paused:
+                return math.inf
+            queued_s = self._queued / rate_hz
+            if playing:
+                return max(0.0, queued_s - (self._clock() - self._read_s))
+            if self._started or self._ended or self._first_append_s is None:
+                return queued_s
+            waited_s = self._clock() - self._first_append_s
+            return max(0.0, self.start_delay_s - waited_s) + queued_s
 
     def append(self, samples: NDArray[np.float32]) -> None:
         """Queue float32 ``[samples]``, which must not change afterwards. Never waits."""
@@ -144,6 +167,7 @@ class PlaybackBuffer:
     def read_into(self, block: NDArray[np.float32]) -> bool:
         """Fill ``block``, float32 ``[samples]``; return False once an ended utterance is over."""
         with self._changed:
+            self._read_s = self._clock()
             filled = self._take(block) if self._may_play() else 0
             block[filled:] = 0.0
             if self._started and not self._paused:

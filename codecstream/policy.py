@@ -27,6 +27,7 @@ from typing import Protocol
 from codecstream.forecast import ArrivalForecast, DecodeCost
 from codecstream.geometry import CodecGeometry
 from codecstream.plan import earliest_due_s, latest_free_s
+from codecstream.runtimes import Program, measure_costs
 from codecstream.schedule import DEFAULT_RAMP, Ramp
 
 __all__ = ["AdaptivePolicy", "Decision", "FixedPolicy", "StartPolicy"]
@@ -67,7 +68,7 @@ class StartPolicy(Protocol):
         """Begin a new utterance; what was learned in those before stays."""
 
     def arrived(self, now_s: float, frames: int) -> None:
-        """``frames`` frames have arrived."""
+        """``frames`` frames have arrived, at ``now_s`` or, told late, before it was called."""
 
     def ended(self, now_s: float) -> None:
         """No more frames will come."""
@@ -237,8 +238,14 @@ class AdaptivePolicy(_Counts):
         self._cost = DecodeCost(costs_s)
         self._sizes = [n for n in SIZES if max_frames is None or n <= max_frames]
         self._learn_costs()
+        self._arrival_s = -math.inf
         super().__init__(geometry)
         self._protect_frames = math.ceil(protect_s / self._frame_s)
+
+    @classmethod
+    def for_program(cls, program: Program) -> AdaptivePolicy:
+        """Return a policy for this decoder program, with costs measured in a few chunks of it."""
+        return cls(measure_costs(program), max_frames=program.max_frames, geometry=program.geometry)
 
     def _reset(self) -> None:
         super()._reset()
@@ -259,7 +266,10 @@ class AdaptivePolicy(_Counts):
 
     def arrived(self, now_s: float, frames: int) -> None:
         """See :class:`StartPolicy`."""
-        self._forecast.arrived(self._tick(now_s), frames)
+        # Of arrivals alone: they may be told late, behind what was decoded meanwhile.
+        self._arrival_s = max(self._arrival_s, now_s)
+        self._tick(now_s)
+        self._forecast.arrived(self._arrival_s, frames)
         self._waiting += frames
 
     def ended(self, now_s: float) -> None:

@@ -29,7 +29,7 @@ from codecstream.events import Event, Frames, Notice, UtteranceEnded, UtteranceF
 from codecstream.metrics import ChunkTime, Metrics, summarise
 from codecstream.observe import Progress
 from codecstream.options import Options
-from codecstream.pipeline import AudioChunk, DecodePipeline, Job
+from codecstream.pipeline import AudioChunk, Job
 from codecstream.protocol import Session
 from codecstream.states import ClientState
 
@@ -115,9 +115,7 @@ class Speech:
 
     def __init__(self, config: wire.SessionConfig, options: Options) -> None:
         self.config = config
-        self.pipeline = DecodePipeline(
-            options.new_decoder, options.program.geometry, options.max_ahead_s
-        )
+        self.pipeline = options.new_pipeline()
         self._options = options
         self._pieces: list[str] = []
         self._pieces_sent = 0
@@ -240,7 +238,7 @@ class Speech:
         self._attempts += 1
         self._fresh_connection = fresh_connection
         if self._request_s is None:
-            self._request_s = now_s
+            self._request_s = self.pipeline.request_s = now_s
         self._awaited_s = now_s
 
     def begin_again(self) -> None:
@@ -380,9 +378,9 @@ class Speech:
 
     # The caller
 
-    def take(self) -> AudioChunk | None:
+    def take(self, now_s: float = 0.0) -> AudioChunk | None:
         """Return the next chunk; None where none is to be had for now, or any more."""
-        return None if self.retry_delay_s is not None else self.pipeline.take()
+        return None if self.retry_delay_s is not None else self.pipeline.take(now_s)
 
     def stop(self, error: CodecStreamError | None = None) -> None:
         """Hand out nothing more; without ``error``, because this program cancels it."""

@@ -15,6 +15,7 @@ thread. Ctrl-C leaves the ``with`` block like any error, which closes everything
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import ssl as ssl_module
 import threading
@@ -29,7 +30,10 @@ from codecstream.capture import Capture
 from codecstream.errors import LocalProtocolError
 from codecstream.observe import Observer, Observers
 from codecstream.options import Options, Reconnect
+from codecstream.pacing import Ahead
+from codecstream.policy import StartPolicy
 from codecstream.runtimes import Program
+from codecstream.sampling import UtteranceSampler
 from codecstream.schedule import DEFAULT_RAMP, Ramp
 from codecstream.sync_connection import Opening, SyncConnection
 from codecstream.sync_utterance import SyncUtterance
@@ -42,6 +46,8 @@ def sync_connect(
     program: Program,
     *,
     schedule: Ramp | Iterable[int] = DEFAULT_RAMP,
+    policy: StartPolicy | None = None,
+    ahead_s: Ahead | None = None,
     config: wire.SessionConfig | None = None,
     headers: Mapping[str, str] | None = None,
     ssl: ssl_module.SSLContext | None = None,
@@ -60,6 +66,7 @@ def sync_connect(
     max_message_bytes: int = wire.MAX_PACKET_BYTES,
     observer: Observer | None = None,
     capture: Capture | str | os.PathLike[str] | None = None,
+    sampler: UtteranceSampler | None = None,
 ) -> SyncClient:
     """Return a client that connects when it is entered with ``with``.
 
@@ -88,6 +95,9 @@ def sync_connect(
             max_message_bytes=max_message_bytes,
             observers=Observers(observer),
             capture=Capture.of(capture),
+            policy=policy,
+            ahead_s=ahead_s,
+            sampler=sampler,
         )
     )
 
@@ -290,11 +300,16 @@ class SyncClient:
                         return
                     utterance = self._utterance
                     speech = None if utterance is None else utterance.speech
-                    job = None if speech is None else speech.pipeline.next_job()
-                    if speech is not None and job is not None:
-                        break
+                    wait_s = None
+                    if speech is not None:
+                        now_s = time.perf_counter()
+                        job = speech.pipeline.next_job(now_s)
+                        if job is not None:
+                            break
+                        again_s = speech.pipeline.ask_again_s
+                        wait_s = None if math.isinf(again_s) else max(0.0, again_s - now_s)
                     self._changed.notify_all()  # it may have ended
-                    self._changed.wait()
+                    self._changed.wait(wait_s)
             started_s = time.perf_counter()
             try:
                 pcm = job.run()

@@ -97,9 +97,9 @@ class SyncUtterance:
             self._request()
         while True:
             with self._changed:
-                chunk = self.speech.take()
+                chunk = self.speech.take(time.perf_counter())
                 if chunk is not None:
-                    self._changed.notify_all()  # there is room
+                    self._changed.notify_all()  # there is room, and it is heard from now on
                     return chunk
                 if self.over:
                     break
@@ -141,7 +141,8 @@ class SyncUtterance:
                 self._changed.notify_all()
                 return False
             wait_s = min(wait_s, until_s)
-        self._changed.wait(wait_s)
+        until_begin_s = speech.pipeline.begin_s - time.perf_counter()
+        self._changed.wait(max(0.0, min(wait_s, until_begin_s)))
         return True
 
     def _request(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
@@ -99,15 +100,16 @@ class Utterance:
             self._spawn(self._request(), "codecstream-request")
             self._spawn(self._decode(), "codecstream-decode")
         while True:
-            chunk = self.speech.take()
+            chunk = self.speech.take(time.perf_counter())
             if chunk is not None:
-                self._work.set()  # there is room
+                self._work.set()  # there is room, and it is heard from now on
                 return chunk
             if self.over:
                 break
             self._news.clear()
-            await self._news.wait()
+            await _set_by(self._news, self.speech.pipeline.begin_s)
         self.speech.report_end()
+        self.wake()  # where it ended here
         if not self.speech.cancelled:  # else whoever cancelled it does that
             await self.settle()
         error = self.speech.pipeline.error
@@ -231,13 +233,13 @@ class Utterance:
         speech = self.speech
         pipeline = speech.pipeline
         while True:
-            job = pipeline.next_job()
+            job = pipeline.next_job(time.perf_counter())
             if pipeline.finished:
                 self.wake()
                 return
             if job is None:
                 self._work.clear()
-                await self._work.wait()
+                await _set_by(self._work, pipeline.ask_again_s)
                 continue
             started_s = time.perf_counter()
             try:
@@ -247,3 +249,12 @@ class Utterance:
             else:
                 speech.finish_job(job, pcm, started_s, time.perf_counter())
             self._news.set()
+
+
+async def _set_by(event: asyncio.Event, until_s: float) -> None:
+    """Wait until ``event`` is set, or until that time."""
+    if math.isinf(until_s):
+        await event.wait()
+        return
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(event.wait(), max(0.0, until_s - time.perf_counter()))

@@ -10,6 +10,7 @@ the one that it uses::
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,7 +26,7 @@ from codecstream.memory import return_free_memory
 if TYPE_CHECKING:
     from codecstream.artifact import Artifact
 
-__all__ = ["Program", "WindowCall", "load_artifact", "load_program", "warm_up"]
+__all__ = ["Program", "WindowCall", "load_artifact", "load_program", "measure_costs", "warm_up"]
 
 _RUNTIMES = {
     "executorch": "codecstream.runtimes.executorch",
@@ -136,3 +137,22 @@ def warm_up(program: Program, ramp: Iterable[int]) -> None:
     for frames in sorted(set(ramp)):
         codes = np.zeros((frames, program.geometry.codebooks), np.int64)
         program.step(codes, program.initial_state())
+
+
+def measure_costs(program: Program, sizes: Iterable[int] = (1, 8)) -> dict[int, float]:
+    """Return what chunks of these sizes take here, in seconds, as a policy wants to know it.
+
+    Each is decoded twice on a throw-away state, and the second time counts: a program's first
+    call of a size can take far longer. Sizes that the program does not take are left out.
+    """
+    costs_s = {}
+    for frames in sorted(set(sizes)):
+        if program.max_frames is not None and frames > program.max_frames:
+            break
+        codes = np.zeros((frames, program.geometry.codebooks), np.int64)
+        for _ in range(2):
+            state = program.initial_state()
+            began_s = time.perf_counter()
+            program.step(codes, state)
+            costs_s[frames] = time.perf_counter() - began_s
+    return costs_s

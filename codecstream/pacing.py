@@ -124,6 +124,7 @@ class Pacing:
         """Forget the frames that came: none of their audio was handed out."""
         self._frames = FrameQueue()
         self._packets: deque[tuple[int, float]] = deque()  # frames, and arrival_ms
+        self._begun = False  # until then the policy is still with what was before, and cut short
         self._in_sentence = False
         self._begin_s: float | None = None  # when playback begins; None: to be asked
         self._stuck_since_s: float | None = None
@@ -144,7 +145,7 @@ class Pacing:
         with _blaming("the start policy"):
             if not self._in_sentence:
                 self._policy.begin()
-            self._in_sentence = True
+            self._begun = self._in_sentence = True
             self._policy.arrived(arrival_s, len(codes))
         self._frames.append(codes)
         if len(codes):
@@ -187,6 +188,8 @@ class Pacing:
         Raises:
             PolicyError: The policy failed, or asks for what cannot be.
         """
+        if not self._begun:
+            return 0, math.inf
         ahead_s = math.inf if held else self._playhead.ahead_s(now_s, more=ready_s > 0)
         with _blaming("the start policy"):
             decision = self._policy.next_chunk(

@@ -108,7 +108,7 @@ sentences = st.lists(
 )
 
 
-@settings(max_examples=150)
+@settings(deadline=None, max_examples=150)
 @given(
     sentences,
     st.lists(st.integers(0, 20), min_size=3, max_size=9),

@@ -86,7 +86,8 @@ class PlaybackBuffer:
         self._started = False  # a sample of this utterance was handed out
         self._ended = False
         self._paused = False
-        self._read_s = 0.0  # when the device last asked
+        self._read_s = 0.0  # when the device last asked ...
+        self._block = 1  # ... and for how many samples
         self._silence = 0  # since the last sample; an underrun only once another sample follows
         self._fade = _Fade(fade_samples)
 
@@ -102,11 +103,11 @@ class PlaybackBuffer:
         return self._paused
 
     def ahead_s(self, rate_hz: float) -> float | None:
-        """Return how long what is queued lasts, in seconds, at so many samples per second.
+        """Return how long it is until the device finds too little, at so many samples per second.
 
-        What the device has taken counts as played, bit by bit until it will ask again; silence
-        that is still to come before the first sample is added. None while nothing is queued and
-        nothing plays, ``inf`` while paused.
+        It is taken to go on in blocks of the length of its last one, which lasts until the next
+        is asked for. Silence that is still to come before the first sample is added. None while
+        nothing is queued and nothing plays, ``inf`` while paused.
         """
         with self._changed:
             playing = self._started and not self._silence
@@ -114,9 +115,10 @@ class PlaybackBuffer:
                 return None
             if self._paused:
                 return math.inf
-            queued_s = self._queued / rate_hz
             if playing:
-                return max(0.0, queued_s - (self._clock() - self._read_s))
+                blocks = self._queued // self._block + 1
+                return max(0.0, blocks * self._block / rate_hz - (self._clock() - self._read_s))
+            queued_s = self._queued / rate_hz
             if self._started or self._ended or self._first_append_s is None:
                 return queued_s
             waited_s = self._clock() - self._first_append_s
@@ -167,7 +169,7 @@ class PlaybackBuffer:
     def read_into(self, block: NDArray[np.float32]) -> bool:
         """Fill ``block``, float32 ``[samples]``; return False once an ended utterance is over."""
         with self._changed:
-            self._read_s = self._clock()
+            self._read_s, self._block = self._clock(), max(1, block.size)
             filled = self._take(block) if self._may_play() else 0
             block[filled:] = 0.0
             if self._started and not self._paused:

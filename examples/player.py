@@ -19,6 +19,7 @@ import codecstream
 from codecstream import demo
 from codecstream.devices import list_devices
 from codecstream.playback import Player
+from codecstream.policy import AdaptivePolicy, FixedPolicy, StartPolicy
 from codecstream.sinks import RawSink, Sink
 from codecstream.testing import Recording, ReplayServer
 from codecstream.wav import WavWriter
@@ -48,26 +49,30 @@ async def main(options: argparse.Namespace) -> None:
             sinks.append(stack.enter_context(WavWriter(options.wav, rate_hz)))
         if options.stdout:
             sinks.append(RawSink(sys.__stdout__.buffer))
-        client = await stack.enter_async_context(codecstream.connect(options.url, program))
+        policy: StartPolicy | None = None  # files need no start
+        if options.prebuffer is not None:
+            policy = FixedPolicy(prebuffer_s=options.prebuffer)
+        elif player is not None or options.stdout:
+            policy = AdaptivePolicy.for_program(program)
+        ahead_s = None if player is None else player.ahead_s
+        connection = codecstream.connect(options.url, program, policy=policy, ahead_s=ahead_s)
+        client = await stack.enter_async_context(connection)
         utterance = client.speak(options.text, voice=options.voice)
         async for chunk in utterance:
             for sink in sinks:
                 await asyncio.to_thread(sink.write, chunk.pcm)
         for sink in sinks:
             await asyncio.to_thread(sink.drain)
-    print_table(report := make_report(utterance.result, player), options.wav)
+    report = make_report(utterance.result, player, isinstance(policy, AdaptivePolicy))
+    print_table(report, options.wav)
     if options.json:
         Path(options.json).write_text(json.dumps(report, indent=2), encoding="utf-8")
 
 
 def open_player(program: codecstream.Program, options: argparse.Namespace) -> Player | None:
     """Open the sound device; without one, say what is missing and go on, unless it was named."""
-    rate_hz, frame_s = program.geometry.sample_rate_hz, program.geometry.seconds(1)
-    delay_s = (
-        codecstream.Ramp().start_delay_frames(pace=1.0) * frame_s + 0.25
-    )  # s, to decode a chunk
     try:
-        return Player(rate_hz, device=options.device, start_delay_s=delay_s)
+        return Player(program.geometry.sample_rate_hz, device=options.device)
     except (codecstream.MissingDependencyError, codecstream.PlaybackError) as error:
         if options.device is not None:
             raise
@@ -75,10 +80,13 @@ def open_player(program: codecstream.Program, options: argparse.Namespace) -> Pl
         return None
 
 
-def make_report(result: codecstream.UtteranceResult, player: Player | None) -> dict[str, Any]:
+def make_report(
+    result: codecstream.UtteranceResult, player: Player | None, adaptive: bool
+) -> dict[str, Any]:
     """Return the figures that --json writes; what was not measured is null, with a reason."""
     report = asdict(result.metrics) | {"total_frames": result.frames_decoded}
-    report["schedule"] = list(codecstream.DEFAULT_RAMP)
+    sizes = [chunk.frames for chunk in result.timeline]  # as the policy decided
+    report["schedule"] = sizes if adaptive else list(codecstream.DEFAULT_RAMP)
     report["underruns"] = None if player is None else player.stats.underruns
     report["chunks"] = [asdict(chunk) for chunk in result.timeline]
     reason = "no audio came" if player is not None or not result.timeline else "nothing was played"
@@ -113,6 +121,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--no-audio", action="store_true", help="do not play")
     parser.add_argument("--stdout", action="store_true", help="write 16-bit samples to stdout")
     parser.add_argument("--device", metavar="NAME_OR_INDEX", help="where to play")
+    parser.add_argument("--prebuffer", metavar="S", type=float, help="fixed wait, not the shortest")
     parser.add_argument("--list-devices", action="store_true", help="show what can play, and stop")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     options = parser.parse_args()

@@ -149,15 +149,66 @@ def test_case_44_player_without_sound_says_what_is_missing_and_goes_on(tmp_path:
     assert (tmp_path / "a.wav").stat().st_size > 100_000
 
 
-def test_player_to_a_pipe_is_samples_and_nothing_else(demo_program: Program) -> None:
+@pytest.mark.parametrize("options", [[], ["--prebuffer", "0.5"]])
+def test_player_to_a_pipe_is_samples_and_nothing_else(
+    demo_program: Program, options: list[str], tmp_path: Path
+) -> None:
     utterance = min(demo.utterances(), key=lambda u: len(u.codes))
-    command = [sys.executable, "-W", "error", "examples/player.py", "--stdout", "--text"]
-    done = subprocess.run([*command, utterance.text], cwd=ROOT, capture_output=True, check=False)
+    figures = tmp_path / "figures.json"
+    command = [sys.executable, "-W", "error", "examples/player.py", "--stdout", "--json", figures]
+    command += [*options, "--text", utterance.text]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     decoder = codecstream.StreamDecoder(demo_program)
     expected = np.concatenate([*decoder.push(utterance.codes), *decoder.finish()])
     assert np.abs(np.frombuffer(done.stdout, "<i2") / 32767 - expected).max() < 1 / 32767
     assert b"TTFA" in done.stderr
+    report = json.loads(figures.read_text())
+    sizes = [chunk["frames"] for chunk in report["chunks"]]
+    if options:
+        assert report["schedule"] == [2, 4, 8, 16, 25] and sizes[:4] == [2, 4, 8, 16]
+    else:
+        assert report["schedule"] == sizes and sizes[0] == 1, "the first sound: sooner is better"
+
+
+def test_player_plays_on_a_device_and_counts_what_ran_dry(
+    tmp_path: Path, demo_program: Program
+) -> None:
+    """A device of its own that plays in real time, in a thread, as PortAudio's do."""
+    utterance = min(demo.utterances(), key=lambda u: len(u.codes))
+    (tmp_path / "sounddevice.py").write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})\n"
+        "import atexit, threading, time, fake_sound, numpy\n"
+        "sound = sys.modules['sounddevice'] = fake_sound.FakeSound()\n"
+        "def play():\n"
+        "    while True:\n"
+        "        time.sleep(0.01)\n"
+        "        for stream in sound.streams:\n"
+        "            if stream.active: stream.pull(240)\n"
+        "threading.Thread(target=play, daemon=True).start()\n"
+        f"atexit.register(lambda: numpy.save({str(tmp_path / 'heard.npy')!r}, "
+        "sound.stream.heard))\n"
+    )
+    code = (
+        f"import sys, runpy; sys.path.insert(0, {str(tmp_path)!r}); "
+        f"sys.argv = ['player.py', '--text', {utterance.text!r}, '--json', "
+        f"{str(tmp_path / 'a.json')!r}]; runpy.run_path('examples/player.py', run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "a.json").read_text())
+    assert report["underruns"] is not None and report["null_because"] == {}
+    decoder = codecstream.StreamDecoder(demo_program)
+    expected = np.concatenate([*decoder.push(utterance.codes), *decoder.finish()])
+    heard = np.load(tmp_path / "heard.npy")
+    sound = np.flatnonzero(heard)
+    assert sound.size >= np.count_nonzero(np.abs(expected) > 1e-6) - 10
+    if not report["underruns"]:  # else there is silence in the middle of it
+        played = heard[sound[0] :][: expected.size]
+        first = np.flatnonzero(expected)[0]
+        assert np.allclose(played[: expected.size - first], expected[first:], atol=1e-5)
 
 
 def test_player_whose_pipe_breaks_ends_with_one_line() -> None:

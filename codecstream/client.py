@@ -11,6 +11,15 @@ Three loops never wait for each other: one task reads the socket for as long as 
 lives, one worker thread decodes, and the caller takes chunks when it likes. Decoded audio is
 bounded (``max_ahead_s``); codes are not, at 400 bytes per second of speech.
 
+With a policy, playback begins as early as it can without running dry::
+
+    policy = AdaptivePolicy.for_program(program)         # keep it: it learns
+    with Player(24_000) as player:
+        async with connect(url, program, policy=policy, ahead_s=player.ahead_s) as client:
+            async for chunk in client.speak("Hello."):   # from when playback is to begin
+                await asyncio.to_thread(player.write, chunk.pcm)
+            await asyncio.to_thread(player.drain)
+
 :mod:`codecstream.sync_client` is the same for programs without asyncio.
 """
 

@@ -79,8 +79,9 @@ class Player(ClosingSink):
         device: Index, name or part of the name of the device, see
             :func:`codecstream.devices.list_devices`; None for the default.
         start_delay_s: Silence between an utterance's first chunk and its first sample, in
-            seconds; what arrives meanwhile is a cushion against a late chunk. Where the device
-            needs resampling, what the filter holds back comes on top, about 40 ms.
+            seconds; what arrives meanwhile is a cushion against a late chunk. 0 where a policy
+            decides when to begin. Where the device needs resampling, what the filter holds back
+            comes on top, about 40 ms.
         capacity_s: ``write`` waits while so many seconds are queued.
         latency_s: How far ahead the device shall ask for samples, in seconds. What it has asked
             for can be stopped no more, so this bounds how fast ``clear`` and ``pause`` are heard.

@@ -14,6 +14,8 @@ Decision(frames=1, ask_again_s=inf)
 >>> policy.begin_at_s(now_s=0.3, queued_s=0.08)             # play at once
 0.3
 
+Clients do all that: ``connect(url, program, policy=AdaptivePolicy.for_program(program))``.
+
 :class:`AdaptivePolicy` needs no settings. :class:`FixedPolicy` is a ramp and a fixed delay.
 """
 

@@ -10,6 +10,15 @@
 One thread reads the socket for as long as the connection lives, one decodes, and the caller's own
 thread asks, waits and takes chunks. ``cancel``, ``pause`` and ``resume`` may be called from any
 thread. Ctrl-C leaves the ``with`` block like any error, which closes everything.
+
+With a policy, playback begins as early as it can without running dry::
+
+    policy = AdaptivePolicy.for_program(program)         # keep it: it learns
+    with Player(24_000) as player:
+        with sync_connect(url, program, policy=policy, ahead_s=player.ahead_s) as client:
+            for chunk in client.speak("Hello."):         # from when playback is to begin
+                player.write(chunk.pcm)
+            player.drain()
 """
 
 from __future__ import annotations

@@ -222,6 +222,20 @@ def test_arrivals_reach_the_policy_while_the_worker_is_busy() -> None:
     assert told == pytest.approx(paced(12))
 
 
+def test_the_policy_is_asked_when_playback_runs_dry() -> None:
+    """Nothing else happens then: all frames have come, and it has named no time."""
+
+    class OnlyWhenDry(FixedPolicy):
+        def next_chunk(self, now_s: float, ahead_s: float | None) -> Decision:
+            return Decision(0) if ahead_s is not None else super().next_chunk(now_s, ahead_s)
+
+    events = ended(sentence_of(make_codes(6), [0.1], [6]))
+    rig = Rig(events, OnlyWhenDry((2,)), cost).run()
+    # Two chunks before anything plays; 0.32 s of audio from 0.15 s on; then the third.
+    heard_s = [0.1 + cost(2), 0.1 + 2 * cost(2), 0.15 + 4 * FRAME_S + cost(2)]
+    assert [time_s for time_s, _ in rig.heard] == pytest.approx(heard_s)
+
+
 # Where the policy, or the output, answers nonsense
 
 

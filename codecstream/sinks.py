@@ -12,8 +12,9 @@
 
 A robot's own output is any object with the four methods of :class:`Sink`. Those of this package
 are :class:`codecstream.playback.Player` for sound devices, :class:`codecstream.wav.WavWriter`,
-:class:`RawSink` and :class:`NullSink`. In asyncio, call ``write`` and ``drain`` through
-``asyncio.to_thread``: they may wait.
+:class:`RawSink` and :class:`NullSink`. One that can also say how much it has not played yet, as
+:meth:`codecstream.playback.Player.ahead_s` does, gives a policy more to go by. In asyncio, call
+``write`` and ``drain`` through ``asyncio.to_thread``: they may wait.
 """
 
 from __future__ import annotations

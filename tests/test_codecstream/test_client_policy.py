@@ -196,10 +196,11 @@ async def test_a_policy_that_waits_is_asked_again_at_its_time(
     policy = Scripted(next_chunk)
     async with ScriptedServer(speak_and_fall_silent) as server:
         (outcome,) = await within(
-            say(shell, server.url, ledger_program, "x", policy=policy, stall_timeout_s=1.5)
+            say(shell, server.url, ledger_program, "x", policy=policy, stall_timeout_s=3.0)
         )
     assert outcome.result.status == "stalled"
     assert np.array_equal(outcome.pcm, expected_ledger(CODES[:-1]))
+    assert outcome.chunks[0].t_ms < 2500, "not only when the stall ended it"
     assert len(asked_s) < 200, "it is not asked without a rest"
 
 

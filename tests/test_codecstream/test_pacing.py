@@ -317,6 +317,18 @@ def test_a_policy_that_never_begins_is_overruled_when_the_sentence_is_decoded(
     assert rig.heard[0][0] <= 20 * FRAME_S + cost(4)
 
 
+def test_a_sentence_does_not_wait_for_the_next_one_to_be_heard() -> None:
+    """The policy knows nothing of the next one, and can say nothing, when its first frame came."""
+    first = sentence_of(make_codes(5), paced(5), [1] * 5)
+    second = sentence_of(make_codes(9, 1), paced(9, begin_s=0.4), [1] * 9)
+    slow = [(time_s + 30.0 if time_s > 0.49 else time_s, event) for time_s, event in second]
+    policy = Nonsense(begin_at_s=lambda now_s: math.inf)
+    rig = Rig(ended(first + slow), policy, lambda frames: 0.3).run()
+    ended_s = max(chunk.t_ms / 1000 for _, chunk in rig.heard if chunk.sentence_index == 0)
+    assert all(time_s == pytest.approx(ended_s) for time_s, c in rig.heard if c.sentence_index == 0)
+    assert ended_s < 2.0
+
+
 def test_a_policy_that_never_begins_is_overruled_when_there_is_no_room() -> None:
     rig = Rig(talk(200), Nonsense(begin_at_s=lambda now_s: math.inf), cost, max_ahead_s=1.0).run()
     assert np.array_equal(rig.pcm, expected_ledger(make_codes(200)))

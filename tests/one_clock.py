@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from fake_sound import FakeSound
 from numpy.typing import NDArray
-from support import GEOMETRY, LedgerProgram
+from support import GEOMETRY, LedgerProgram, make_codes
 from wire_messages import start
 
 from codecstream import AudioChunk, StreamDecoder, wire
@@ -25,9 +25,10 @@ from codecstream.events import (
 from codecstream.pacing import Ahead, Pacing
 from codecstream.pipeline import DecodePipeline, Job
 from codecstream.playback import Player
-from codecstream.policy import StartPolicy
+from codecstream.policy import AdaptivePolicy, Decision, StartPolicy
 
 Timed = tuple[float, Event]
+FRAME_S = 0.08
 REQUEST_S = 1000.0  # what the policy's clock shows when the request is sent
 
 
@@ -193,3 +194,48 @@ class Rig:
 
     def _sounding(self) -> bool:
         return self.output is not None and bool(self.output.player.ahead_s())
+
+
+def cost(frames: int) -> float:
+    return 0.01 + 0.02 * frames
+
+
+def paced(frames: int, pace: float = 1.0, late_s: Any = None, begin_s: float = 0.0) -> list[float]:
+    times_s, last_s = [], 0.0
+    for i in range(frames):
+        last_s = max(last_s, begin_s + (i + 1) * pace * FRAME_S + (late_s[i] if late_s else 0.0))
+        times_s.append(last_s)
+    return times_s
+
+
+def talk(frames: int, **pace: Any) -> list[Timed]:
+    return ended(sentence_of(make_codes(frames), paced(frames, **pace), [1] * frames))
+
+
+class Recorded(AdaptivePolicy):
+    """Keeps what it is told and asked, to hold it against what the protocol of policies says."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.calls: list[tuple[Any, ...]] = []
+
+    def begin(self) -> None:
+        self.calls.append(("begin",))
+        super().begin()
+
+    def arrived(self, now_s: float, frames: int) -> None:
+        self.calls.append(("arrived", now_s, frames))
+        super().arrived(now_s, frames)
+
+    def ended(self, now_s: float) -> None:
+        self.calls.append(("ended", now_s))
+        super().ended(now_s)
+
+    def decoded(self, now_s: float, frames: int, cost_s: float) -> None:
+        self.calls.append(("decoded", now_s, frames, cost_s))
+        super().decoded(now_s, frames, cost_s)
+
+    def next_chunk(self, now_s: float, ahead_s: float | None) -> Decision:
+        decision = super().next_chunk(now_s, ahead_s)
+        self.calls.append(("next_chunk", now_s, ahead_s, decision.frames))
+        return decision

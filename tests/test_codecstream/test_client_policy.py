@@ -235,6 +235,41 @@ async def test_a_policy_at_fault_ends_the_utterance_and_the_next_one_is_well(
 
 
 @both_shells
+async def test_a_fault_that_strikes_the_caller_ends_the_decoding_beside_it(
+    ledger_program: LedgerProgram, shell: str
+) -> None:
+    """The server is silent, also when it is told to stop: nothing of it wakes anybody."""
+    asked_s: list[float] = []
+
+    def begin_at_s(now_s: float) -> float:
+        asked_s.append(now_s)
+        return now_s + 0.5
+
+    def ahead_s() -> float | None:
+        if asked_s and time.perf_counter() > asked_s[-1] + 0.4:
+            raise ZeroDivisionError("of an output")
+        return None
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.start()
+        await peer.packets(CODES[:-1], eos=False)
+        with contextlib.suppress(Exception):
+            while True:
+                await peer.receive()
+
+    async with ScriptedServer(script) as server:
+        (outcome,) = await within(
+            say(
+                shell, server.url, ledger_program, "x",
+                policy=Scripted(begin_at_s=begin_at_s), ahead_s=ahead_s, drain_timeout_s=0.2,
+            )
+        )  # fmt: skip
+    assert isinstance(outcome.error, PolicyError) and "of an output" in str(outcome.error)
+    assert outcome.chunks == []
+
+
+@both_shells
 async def test_the_output_is_listened_to_and_found_to_go_on_after_a_pause(
     ledger_program: LedgerProgram, shell: str
 ) -> None:

@@ -433,3 +433,39 @@ def test_a_decoder_that_is_told_by_a_policy_makes_the_same_audio(
     assert decoder.frames_pending == 0
     assert np.array_equal(np.concatenate([*pcm, np.empty(0, np.float32)]), expected_ledger(codes))
     assert sum(part.size for part in pcm) == len(codes) * SAMPLES
+
+
+@pytest.mark.parametrize(("max_frames", "calls"), [(None, [1, 1, 8, 8]), (4, [1, 1])])
+def test_a_policy_for_a_program_knows_what_it_takes_and_what_that_costs(
+    max_frames: int | None, calls: list[int]
+) -> None:
+    program = LedgerProgram()
+    program.max_frames = max_frames
+    policy = AdaptivePolicy.for_program(program)
+    assert program.calls == calls, "the second call of each size counts"
+    assert policy._cost.known and policy._cost._largest == calls[-1]
+    policy.begin()
+    policy.arrived(0.0, 500)
+    policy.ended(0.0)
+    sizes = set()
+    for second in range(60):
+        decision = policy.next_chunk(float(second), 100.0)
+        policy.decoded(second + 0.5, decision.frames, 0.01)
+        sizes.add(decision.frames)
+    assert max(sizes) == (max_frames or 25)
+
+
+def test_arrivals_that_are_told_late_count_from_when_they_came() -> None:
+    """A packet that came while a chunk was being decoded is told after it."""
+    policies = [AdaptivePolicy({1: 0.05, 25: 0.5}) for _ in range(2)]
+    for policy in policies:
+        policy.begin()
+    for i in range(20):
+        policies[0].arrived(0.04 * (i + 1), 1)
+    policies[1].arrived(0.04, 1)
+    assert policies[1].next_chunk(0.9, None).frames == 1
+    policies[1].decoded(0.95, 1, 0.05)
+    for i in range(1, 20):
+        policies[1].arrived(0.04 * (i + 1), 1)
+    told, late = (policy._forecast.bounds_s(1.0, 25) for policy in policies)
+    assert told is not None and late == pytest.approx(told)

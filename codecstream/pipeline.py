@@ -173,10 +173,6 @@ class DecodePipeline:
     def _full(self) -> bool:
         return bool(self._ready) and self._ready_samples >= self._max_ahead_samples
 
-    @property
-    def _ready_s(self) -> float:
-        return self._ready_samples / self._geometry.sample_rate_hz
-
     # The network's side
 
     def feed(self, event: Event, arrival_ms: float) -> None:
@@ -237,7 +233,7 @@ class DecodePipeline:
         if self._pacing is not None:
             now_s = self.request_s + t_ms / 1000
             try:
-                self._pacing.decoded(now_s, self._ready_s, frames, decode_ms / 1000)
+                self._pacing.decoded(now_s, self.audio_ready_s, frames, decode_ms / 1000)
             except Exception as error:
                 self.stop(_as_ours(error))
                 return
@@ -275,7 +271,7 @@ class DecodePipeline:
             return True
         try:
             self._tell()
-            return self._pacing.may_hand_out(now_s, self._ready_s)
+            return self._pacing.may_hand_out(now_s, self.audio_ready_s)
         except Exception as error:
             self.stop(_as_ours(error))
             return False
@@ -328,7 +324,10 @@ class DecodePipeline:
                 self._inbox.popleft()
             else:
                 frames, self.ask_again_s = pacing.next_chunk(
-                    now_s, ready_s=self._ready_s, held=self.paused, ended=self._then is not None
+                    now_s,
+                    ready_s=self.audio_ready_s,
+                    held=self.paused,
+                    ended=self._then is not None,
                 )
                 if not frames:
                     return None

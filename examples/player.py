@@ -15,6 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from live_view import live_view
+
 import codecstream
 from codecstream import demo
 from codecstream.devices import list_devices
@@ -55,14 +57,17 @@ async def main(options: argparse.Namespace) -> None:
         elif player is not None or options.stdout:
             policy = AdaptivePolicy.for_program(program)
         ahead_s = None if player is None else player.ahead_s
-        connection = codecstream.connect(options.url, program, policy=policy, ahead_s=ahead_s)
+        connection = codecstream.connect(
+            options.url, program, policy=policy, ahead_s=ahead_s, capture=options.capture
+        )
         client = await stack.enter_async_context(connection)
         utterance = client.speak(options.text, voice=options.voice)
-        async for chunk in utterance:
+        with live_view(utterance, player):  # on a terminal
+            async for chunk in utterance:
+                for sink in sinks:
+                    await asyncio.to_thread(sink.write, chunk.pcm)
             for sink in sinks:
-                await asyncio.to_thread(sink.write, chunk.pcm)
-        for sink in sinks:
-            await asyncio.to_thread(sink.drain)
+                await asyncio.to_thread(sink.drain)
     report = make_report(utterance.result, player, isinstance(policy, AdaptivePolicy))
     print_table(report, options.wav)
     if options.json:
@@ -87,7 +92,9 @@ def make_report(
     report = asdict(result.metrics) | {"total_frames": result.frames_decoded}
     sizes = [chunk.frames for chunk in result.timeline]  # as the policy decided
     report["schedule"] = sizes if adaptive else list(codecstream.DEFAULT_RAMP)
-    report["underruns"] = None if player is None else player.stats.underruns
+    stats = None if player is None else player.stats
+    report["underruns"] = None if stats is None else stats.underruns
+    report["underrun_ms"] = None if stats is None else stats.underrun_samples / 24
     report["chunks"] = [asdict(chunk) for chunk in result.timeline]
     reason = "no audio came" if player is not None or not result.timeline else "nothing was played"
     return report | {"null_because": {name: reason for name in report if report[name] is None}}
@@ -123,6 +130,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--device", metavar="NAME_OR_INDEX", help="where to play")
     parser.add_argument("--prebuffer", metavar="S", type=float, help="fixed wait, not the shortest")
     parser.add_argument("--list-devices", action="store_true", help="show what can play, and stop")
+    parser.add_argument("--capture", metavar="FILE", help="record the session, to replay a fault")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     options = parser.parse_args()
     if options.url and not (options.artifact and options.text):

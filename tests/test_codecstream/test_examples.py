@@ -84,7 +84,8 @@ def test_player_speaks_the_demo(tmp_path: Path, demo_program: Program) -> None:
     report: dict[str, Any] = json.loads(figures.read_text())
     assert report["total_frames"] == len(utterance.codes)
     assert report["underruns"] is None
-    assert report["null_because"] == {"underruns": "nothing was played"}
+    nothing = "nothing was played"
+    assert report["null_because"] == {"underruns": nothing, "underrun_ms": nothing}
     assert report["schedule"] == [2, 4, 8, 16, 25]
     assert [chunk["frames"] for chunk in report["chunks"]][:4] == [2, 4, 8, 16]
     assert sum(chunk["samples"] for chunk in report["chunks"]) == expected.size
@@ -137,7 +138,7 @@ def test_case_44_player_without_sound_says_what_is_missing_and_goes_on(tmp_path:
     hidden = tmp_path / "sounddevice.py"
     hidden.write_text("raise OSError('PortAudio library not found')")
     code = (
-        f"import sys, runpy; sys.path.insert(0, {str(tmp_path)!r}); "
+        f"import sys, runpy; sys.path[:0] = [{str(tmp_path)!r}, 'examples']; "
         f"sys.argv = ['player.py', '--wav', {str(tmp_path / 'a.wav')!r}]; "
         f"runpy.run_path('examples/player.py', run_name='__main__')"
     )
@@ -190,7 +191,7 @@ def test_player_plays_on_a_device_and_counts_what_ran_dry(
         "sound.stream.heard))\n"
     )
     code = (
-        f"import sys, runpy; sys.path.insert(0, {str(tmp_path)!r}); "
+        f"import sys, runpy; sys.path[:0] = [{str(tmp_path)!r}, 'examples']; "
         f"sys.argv = ['player.py', '--text', {utterance.text!r}, '--json', "
         f"{str(tmp_path / 'a.json')!r}]; runpy.run_path('examples/player.py', run_name='__main__')"
     )
@@ -243,7 +244,7 @@ def test_player_shows_the_devices_to_choose_from(
         "sys.modules['sounddevice'] = fake_sound.FakeSound(devices, default=1)\n"
     )
     code = (
-        f"import sys, runpy; sys.path.insert(0, {str(tmp_path)!r}); "
+        f"import sys, runpy; sys.path[:0] = [{str(tmp_path)!r}, 'examples']; "
         f"sys.argv = ['player.py', *{options!r}]; "
         f"runpy.run_path('examples/player.py', run_name='__main__')"
     )

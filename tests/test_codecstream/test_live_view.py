@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import os
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,3 +87,25 @@ def test_without_rich_there_is_no_view(live_view: Any, monkeypatch: pytest.Monke
     monkeypatch.setitem(__import__("sys").modules, "rich.console", None)
     view = live_view.live_view(SimpleNamespace(progress=progress()))
     assert isinstance(view, nullcontext)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_the_player_shows_it_on_a_terminal_and_only_there(tmp_path: Path) -> None:
+    pytest.importorskip("rich")
+    pytest.importorskip("onnxruntime")
+    import pty
+
+    seen: list[bytes] = []
+
+    def read(descriptor: int) -> bytes:
+        seen.append(os.read(descriptor, 1024))
+        return seen[-1] and b"."  # nothing at all would be the end
+
+    command = [sys.executable, str(PATH.parent / "player.py"), "--no-audio"]
+    assert pty.spawn(command, read) == 0
+    shown = b"".join(seen)
+    assert b"decode RTF" in shown
+    assert shown.count(b"received") > 5
+    printed = subprocess.run(command, capture_output=True, check=True).stdout
+    assert b"received" not in printed
+    assert b"TTFA" in printed

@@ -309,7 +309,8 @@ def test_embedding_document_runs(tmp_path: Path, demo_program: Program) -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "index"), [("README.md", 0), ("README.md", 1), ("docs/parity.md", 0)]
+    ("document", "index"),
+    [("README.md", 0), ("README.md", 1), ("README.md", 2), ("docs/parity.md", 0)],
 )
 def test_code_in_documents_runs(document: str, index: int, tmp_path: Path) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")

@@ -131,7 +131,9 @@ class UtteranceSampler:
                 os.replace(part, self.folder / name)
             finally:
                 part.unlink(missing_ok=True)
-            for old in find_samples(self.folder)[: -self.max_files]:
+            # Not the one just written, even where the clock was set back and it sorts first.
+            others = [path for path in find_samples(self.folder) if path.name != name]
+            for old in others[: max(0, len(others) + 1 - self.max_files)]:
                 old.unlink(missing_ok=True)
         except OSError as error:
             with self._lock:

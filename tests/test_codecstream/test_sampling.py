@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import threading
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,18 @@ def test_the_oldest_go(tmp_path: Path) -> None:
         speak(StreamDecoder(LedgerProgram(), sampler=sampler), codes)
     assert [int(read_sample(path).codes[0, 0]) for path in find_samples(tmp_path)] == [3, 4, 5]
     assert sampler.written == 6
+
+
+def test_a_clock_that_is_set_back_costs_no_new_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = UtteranceSampler(tmp_path, every=1, max_files=2)
+    gmtime = time.gmtime
+    for day in (20_000, 20_001, 10_000):  # since 1970: the last is decades before the others
+        monkeypatch.setattr(time, "gmtime", lambda day=day: gmtime(day * 86_400))
+        speak(StreamDecoder(LedgerProgram(), sampler=sampler))
+    years = [path.name[:4] for path in find_samples(tmp_path)]
+    assert years == ["1997", "2024"]
 
 
 def test_other_files_stay(tmp_path: Path) -> None:

@@ -119,8 +119,10 @@ class UtteranceSampler:
         """Write one file, whole or not at all, and remove the oldest ones. Raises nothing."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            # Names sort by time.
-            stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+            # Names sort by time, also those of two samplers within one second.
+            now_s = time.time()
+            stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now_s))
+            stamp += f".{int(now_s % 1 * 1000):03d}Z"
             with self._lock:
                 number = self._written + self._failed
             name = f"{stamp}-{number:06d}-{secrets.token_hex(2)}{SUFFIX}"

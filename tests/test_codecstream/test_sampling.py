@@ -157,7 +157,7 @@ def test_a_clock_that_is_set_back_costs_no_new_sample(
     sampler = UtteranceSampler(tmp_path, every=1, max_files=2)
     gmtime = time.gmtime
     for day in (20_000, 20_001, 10_000):  # since 1970: the last is decades before the others
-        monkeypatch.setattr(time, "gmtime", lambda day=day: gmtime(day * 86_400))
+        monkeypatch.setattr(time, "gmtime", lambda *_, day=day: gmtime(day * 86_400))
         speak(StreamDecoder(LedgerProgram(), sampler=sampler))
     years = [path.name[:4] for path in find_samples(tmp_path)]
     assert years == ["1997", "2024"]

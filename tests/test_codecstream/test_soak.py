@@ -43,9 +43,9 @@ def test_memory_is_flat_and_what_is_played_keeps_up(client: str) -> None:
 SWALLOW_A_CHUNK = """
 from codecstream.speech import Speech
 whole = Speech.take
-def take(self):
-    chunk = whole(self)
-    return whole(self) if chunk is not None and chunk.idx == 3 else chunk
+def take(self, now_s):
+    chunk = whole(self, now_s)
+    return whole(self, now_s) if chunk is not None and chunk.idx == 3 else chunk
 Speech.take = take
 """
 

@@ -27,17 +27,20 @@ runpy.run_path("benchmarks/soak.py", run_name="__main__")
 
 @pytest.mark.parametrize("client", ["asyncio", "threads"])
 def test_memory_is_flat_and_what_is_played_keeps_up(client: str) -> None:
-    done = soak("--minutes", "0.2", "--pace", "0.1", "--utterance-s", "40", "--client", client)
+    done = soak("--minutes", "0.2", "--pace", "0.25", "--utterance-s", "16", "--client", client)
     assert done.returncode == 0, done.stderr
     figures = dict(re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|$", done.stdout, re.MULTILINE))
-    assert figures["frames received, handed out"] == "1500, 1500"
+    received, handed_out = figures["frames received, handed out"].split(", ")
+    assert received == handed_out  # how many utterances there is time for, the machine decides
+    assert int(received) >= 200
     growth_mb = float(figures["memory, from a quarter of the run to its end"].split()[0])
     assert growth_mb < 20
     (drift,) = [figure for what, figure in figures.items() if what.startswith("received less")]
-    assert abs(float(drift.split()[0])) < 10  # of 120 s, ten times as fast as speech
+    assert abs(float(drift.split()[0])) < 10  # four times as fast as speech
     for first_and_last in figures["threads, files: first, last"].split(", "):
         first, last = first_and_last.split(" and ")
-        assert int(last) <= int(first)
+        # A leak is two by the third utterance; the first look may come before a thread has begun.
+        assert int(last) <= int(first) + 1
 
 
 SWALLOW_A_CHUNK = """

@@ -110,6 +110,8 @@ class DecodePipeline:
         sentences: Sentences that began.
         timeline: Times of all chunks, in order.
         audio_ready_max_s: The most audio that was decoded and not taken at a time.
+        decode_ms_total: Time spent decoding, and
+        audio_ms_total: the audio that it made; both are kept, as a timeline may be long.
     """
 
     def __init__(
@@ -146,6 +148,8 @@ class DecodePipeline:
         self.sentences = 0
         self.timeline: list[ChunkTime] = []
         self.audio_ready_max_s = 0.0
+        self.decode_ms_total = 0.0
+        self.audio_ms_total = 0.0
         if self._pacing is not None:
             self._pacing.restart()
 
@@ -230,6 +234,8 @@ class DecodePipeline:
         self.timeline.append(
             ChunkTime(t_ms, pcm.size, chunk.idx, frames, job.arrival_ms, decode_ms, budget_ms)
         )
+        self.decode_ms_total += decode_ms
+        self.audio_ms_total += budget_ms
         if self._pacing is not None:
             now_s = self.request_s + t_ms / 1000
             try:

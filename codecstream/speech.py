@@ -179,8 +179,7 @@ class Speech:
     def progress(self, now_s: float) -> Progress:
         """Return how far it is."""
         pipeline = self.pipeline
-        decode_ms = sum(chunk.decode_ms for chunk in pipeline.timeline)
-        audio_ms = sum(chunk.budget_ms for chunk in pipeline.timeline)
+        decode_ms, audio_ms = pipeline.decode_ms_total, pipeline.audio_ms_total
         return Progress(
             elapsed_ms=self.elapsed_ms(now_s),
             frames_received=self.frames_received,

@@ -135,11 +135,11 @@ class _SideBySide:
 def _held(pieces: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
     """Yield pieces when the last of them was made, as a player with a buffer uses them."""
     made: list[NDArray[np.float32]] = []
-    failure: CodecStreamError | None = None
+    failure: Exception | None = None
     try:
         for pcm in pieces:
             made.append(pcm)
-    except CodecStreamError as error:
+    except Exception as error:  # whatever it is, told after what was made before it
         failure = error
     yield from made
     if failure is not None:

@@ -183,7 +183,9 @@ class DeviceStream:
         formats = itertools.product(_rates(self.device, rate_hz), channel_choices(self.device))
         for rate, channels in formats:
             try:
-                return load_sounddevice().OutputStream(
+                # Raw: an array of the buffer is one line here, and no release of sounddevice
+                # has to keep up with numpy for it.
+                return load_sounddevice().RawOutputStream(
                     samplerate=rate,
                     channels=channels,
                     dtype="float32",
@@ -213,7 +215,8 @@ class DeviceStream:
             return bool(self._stream.active)
         return False
 
-    def _callback(self, out: NDArray[np.float32], frames: int, times: Any, status: Any) -> None:
+    def _callback(self, buffer: Any, frames: int, times: Any, status: Any) -> None:
+        out = np.frombuffer(buffer, np.float32).reshape(-1, self.format.channels)
         self._called_s = self._clock()
         self._called.set()
         if status and status.output_underflow:

@@ -85,7 +85,7 @@ class FakeSound:
         """The stream opened last."""
         return self.streams[-1]
 
-    def OutputStream(self, **options: Any) -> FakeStream:
+    def RawOutputStream(self, **options: Any) -> FakeStream:
         self.opened.append((options["samplerate"], options["channels"]))
         device = self.devices[options["device"]]
         device.check(options["samplerate"], options["channels"])
@@ -195,7 +195,8 @@ class FakeStream:
         assert self.active and not self.lost
         out = np.full((frames, self.channels), 9.0, np.float32)
         try:
-            self._callback(out, frames, None, SimpleNamespace(output_underflow=underflow))
+            status = SimpleNamespace(output_underflow=underflow)
+            self._callback(memoryview(out).cast("B"), frames, None, status)
         except CallbackStop:
             self.active = False
         self._sound.now_s += frames / self.samplerate

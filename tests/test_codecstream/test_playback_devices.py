@@ -473,14 +473,14 @@ def test_case_44_no_device_names_what_still_works(sound: FakeSound) -> None:
 def test_case_44_a_device_that_cannot_start_is_released(
     sound: FakeSound, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = sound.OutputStream
+    opened = sound.RawOutputStream
 
     def broken(**options: Any) -> Any:
         stream = opened(**options)
         stream.start_fails = True
         return stream
 
-    monkeypatch.setattr(sound, "OutputStream", broken, raising=False)
+    monkeypatch.setattr(sound, "RawOutputStream", broken, raising=False)
     with pytest.raises(PlaybackError, match=r"'Speakers' cannot be started: .*host error"):
         sound.player()
     assert sound.stream.calls == ["start", "close"]

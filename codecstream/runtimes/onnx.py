@@ -72,7 +72,7 @@ def load_windows(artifact: Artifact, threads: int) -> dict[int, WindowCall]:
         path = artifact.folder / window.program
         session = _open(onnxruntime, artifact, path, options)
         names = interface.codes, count, interface.pcm
-        calls[window.frames] = _OnnxWindow(session, weights, _run_options(onnxruntime), *names)
+        calls[window.frames] = _OnnxWindow(session, weights, _shrinking(onnxruntime), *names)
     return calls
 
 
@@ -88,7 +88,6 @@ class OnnxProgram:
         self.decoder_id: str | None = manifest.decoder_id
         self._session = session
         self._ort_value = onnxruntime.OrtValue
-        self._run_options = _run_options(onnxruntime)
         self._interface = read_interface(manifest)
         self._outputs = [self._interface.pcm, *self._interface.state_out]
         # The runtime never writes to its inputs, so all new streams can start from the same zeros.
@@ -109,7 +108,7 @@ class OnnxProgram:
         feeds = dict(zip(interface.state_in, state, strict=True))
         feeds[interface.codes] = self._ort_value.ortvalue_from_numpy(batch)
         try:
-            pcm, *after = self._session.run_with_ort_values(self._outputs, feeds, self._run_options)
+            pcm, *after = self._session.run_with_ort_values(self._outputs, feeds)
         except Exception as error:  # onnxruntime raises a class of its own per status code
             raise DecoderError(f"onnxruntime: {first_line(error)}") from error
         # A copy: the array must outlive the runtime's buffer and never change.
@@ -162,11 +161,12 @@ def _options(onnxruntime: Any, threads: int) -> Any:
     return options
 
 
-def _run_options(onnxruntime: Any) -> Any:
-    """Let each chunk give its working memory back, which is half as much as the weights.
+def _shrinking(onnxruntime: Any) -> Any:
+    """Let each call give its working memory back.
 
-    A device keeps the memory that its largest chunk ever needed otherwise. Taking it again costs
-    a few hundredths of a chunk's time.
+    Every session keeps what its largest call ever needed otherwise, and windowed artifacts have a
+    session per size. A stateful program has one: taking its memory again at each chunk, page by
+    page, would cost more than a tenth of a large chunk's time.
     """
     options = onnxruntime.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")

@@ -32,6 +32,11 @@ __all__ = ["StateTensor", "StepDecoder", "decode_in_chunks"]
 
 T = TypeVar("T")
 
+CACHE_TILES = (1, 1, 2, 2)
+"""By block, for :attr:`StepDecoder.tiles`: a chunk of 25 frames is 12 to 18 MB per tensor in the
+last two blocks, more than a core's cache, while a small chunk must not be cut into crumbs. Chosen
+by benchmarks/log.md."""
+LARGEST_GAIN = 50.0  # float32 keeps half of that to 1.5e-6, which is 116 dB below 1
 MASKED = -1e9  # finite: exp() of it is 0 in float32, and no Inf - Inf can make a NaN
 
 
@@ -69,8 +74,11 @@ class StateCursor:
         return self._join(item, x, 1)
 
     def _join(self, item: StateTensor, x: Tensor, dim: int) -> Tensor:
-        """Put the history in front of ``x``; the newest part is the history to come."""
-        history = self._old[item.name]
+        """Put the history in front of ``x``; the newest part is the history to come.
+
+        A layer that comes again in the same step, with its next tile, goes on where it was.
+        """
+        history = self.new.get(item.name, self._old[item.name])
         joined = torch.cat((history, x), dim=dim)
         self.new[item.name] = joined.narrow(dim, x.shape[dim], history.shape[dim])
         return joined
@@ -85,6 +93,15 @@ class StepConv1d(nn.Module):
         self.weight, self.bias = _constant(conv.weight), _constant(conv.bias)
         self.dilation, self.groups = conv.dilation[0], conv.groups
         self.state = _history(name, conv.in_channels, source.history)
+
+    def scale_rows(self, scale: Tensor) -> None:
+        """Let it give ``scale`` ``[channels out]`` times its output."""
+        self.weight.mul_(scale[:, None, None])
+        self.bias.mul_(scale)
+
+    def scale_columns(self, scale: Tensor) -> None:
+        """Let it take an input that is ``1 / scale`` ``[channels in]`` times as large."""
+        self.weight.mul_(scale[None, :, None])
 
     def forward(self, x: Tensor, cursor: Cursor) -> Tensor:
         for item in self.state:  # none where the kernel has one tap
@@ -107,12 +124,43 @@ class StepConvTranspose1d(nn.Module):
         self.stride = stride
         self.state = _history(name, cin, taps - 1)
 
+    def scale_rows(self, scale: Tensor) -> None:
+        """See :meth:`StepConv1d.scale_rows`."""
+        scale = scale.repeat_interleave(self.stride)  # rows are (channel, step)
+        self.weight.mul_(scale[:, None, None])
+        self.bias.mul_(scale)
+
+    def scale_columns(self, scale: Tensor) -> None:
+        """See :meth:`StepConv1d.scale_columns`."""
+        self.weight.mul_(scale[None, :, None])
+
     def forward(self, x: Tensor, cursor: Cursor) -> Tensor:
         for item in self.state:
             x = cursor.extend(item, x)
         y = F.conv1d(x, self.weight, self.bias)
         y = y.view(1, self.channels, self.stride, -1).transpose(2, 3)
         return y.reshape(1, self.channels, -1)
+
+
+class StepLatentUpsample(nn.Module):
+    """A transposed convolution whose kernel is its stride, over ``[1, n, channels]``.
+
+    Each input column makes ``stride`` output columns by itself: a matrix product, whose output is
+    in the right order as it lies.
+    """
+
+    def __init__(self, source: eager.CausalConvTranspose1d) -> None:
+        super().__init__()
+        conv, stride = source.conv, source.stride
+        assert conv.kernel_size[0] == stride
+        self.channels = conv.out_channels
+        # [cin, cout, stride] -> [stride, cout, cin]
+        weight = conv.weight.permute(2, 1, 0)
+        self.weight = _constant(weight.reshape(stride * self.channels, conv.in_channels))
+        self.bias = _constant(_the(Tensor, conv.bias).repeat(stride))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias).view(1, -1, self.channels)
 
 
 class StepSnake(nn.Module):
@@ -123,9 +171,58 @@ class StepSnake(nn.Module):
         self.frequency = _constant(source.alpha.exp()[None, :, None])
         self.gain = _constant(1.0 / (source.beta.exp()[None, :, None] + eager.SNAKE_EPS))
 
+    def scale(self, scale: Tensor) -> None:
+        """Let it work on an input that is ``scale`` ``[channels]`` times as large."""
+        self.frequency.div_(scale[None, :, None])
+        self.gain.mul_(scale[None, :, None])
+
     def forward(self, x: Tensor) -> Tensor:
         s = torch.sin(x * self.frequency)
         return x + s * s * self.gain
+
+
+class StepInnerSnake(nn.Module):
+    """SnakeBeta between two convolutions, in fewer passes over the samples.
+
+    ``x + g * sin(f * x)**2`` is ``(z - g * f * cos(z)) / (2 * f) + g / 2`` with ``z = 2 * f * x``.
+    So the convolution in front gives ``z``, and the one behind, which has one tap and so no
+    history, takes the factor into its columns and the constant into its bias: see :meth:`between`.
+    """
+
+    def __init__(self, source: eager.SnakeBeta) -> None:
+        super().__init__()
+        snake = StepSnake(source)
+        self.gain = _constant(snake.gain * snake.frequency)
+        self.frequency: Tensor | None = None  # of an input that was scaled again
+
+    @classmethod
+    def between(
+        cls, before: StepConv1d, source: eager.SnakeBeta, behind: StepConv1d
+    ) -> StepInnerSnake | StepSnake:
+        """Make one, and fold its factors into its neighbours, in place.
+
+        Where a gain is so large that the constant would take digits from the rest, this is a
+        plain :class:`StepSnake`.
+        """
+        assert not behind.state
+        snake = StepSnake(source)
+        if snake.gain.max() > LARGEST_GAIN:
+            return snake
+        factor = 2 * snake.frequency.flatten()
+        before.scale_rows(factor)
+        behind.bias.add_(behind.weight.squeeze(-1) @ (snake.gain.flatten() / 2))
+        behind.scale_columns(1 / factor)
+        return cls(source)
+
+    def scale(self, scale: Tensor) -> None:
+        """Let it work on an input that is ``scale`` ``[channels]`` times as large."""
+        frequency = torch.ones_like(self.gain) if self.frequency is None else self.frequency
+        self.frequency = _constant(frequency / scale[None, :, None])
+        self.gain.mul_(scale[None, :, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        angle = x if self.frequency is None else x * self.frequency
+        return x - torch.cos(angle) * self.gain
 
 
 class StepQuantizer(nn.Module):
@@ -300,7 +397,10 @@ class StepTransformer(nn.Module):
 
 
 class StepConvNeXt(nn.Module):
-    """Depthwise convolution with history, then the per-position part with gamma folded in."""
+    """Depthwise convolution with history, then the per-position part with gamma folded in.
+
+    Over ``[1, n, channels]``.
+    """
 
     def __init__(self, source: eager.ConvNeXtBlock, name: str) -> None:
         super().__init__()
@@ -315,18 +415,19 @@ class StepConvNeXt(nn.Module):
         self.reduce_bias = _constant(source.pwconv2.bias * source.gamma)
 
     def forward(self, x: Tensor, cursor: Cursor) -> Tensor:
-        y = self.depthwise(x, cursor).transpose(1, 2)
+        y = self.depthwise(x.transpose(1, 2), cursor).transpose(1, 2)
         y = F.layer_norm(y, (self.channels,), eps=self.eps)
         y = F.gelu(F.linear(y, self.expand_weight, self.expand_bias))
-        return x + F.linear(y, self.reduce_weight, self.reduce_bias).transpose(1, 2)
+        return x + F.linear(y, self.reduce_weight, self.reduce_bias)
 
 
 class StepResidualUnit(nn.Module):
     def __init__(self, source: eager.ResidualUnit, name: str) -> None:
         super().__init__()
-        self.act1, self.act2 = StepSnake(source.act1), StepSnake(source.act2)
         self.conv1 = StepConv1d(source.conv1, f"{name}.conv1")
         self.conv2 = StepConv1d(source.conv2, f"{name}.conv2")
+        self.act1 = StepSnake(source.act1)
+        self.act2 = StepInnerSnake.between(self.conv1, source.act2, self.conv2)
 
     def forward(self, x: Tensor, cursor: Cursor) -> Tensor:
         y = self.conv1(self.act1(x), cursor)
@@ -360,6 +461,12 @@ class StepDecoder(nn.Module):
     ``forward(codes, *state)``: codes int64 ``[1, codebooks, n]`` for any ``n >= 1`` and the state
     tensors of :attr:`state`, in order; returns pcm float32 ``[n * 1920]`` in [-1, 1] and the next
     state in the same order.
+
+    Attributes:
+        state: The tensors of a stream's state.
+        tiles: By block of the synthesis, into how many pieces in time its input is cut; each goes
+            through that block and all behind it, which cut it further, before the next one. Values
+            stay the same, and large chunks find more of what they need in the caches. None: one.
     """
 
     def __init__(self, source: eager.EagerDecoder) -> None:
@@ -375,7 +482,7 @@ class StepDecoder(nn.Module):
             for i, stage in enumerate(source.upsample):
                 transposed, block = _the(eager.LatentUpsample, stage)
                 transposed = _the(eager.CausalConvTranspose1d, transposed)
-                self.upsamples.append(StepConvTranspose1d(transposed, f"upsample.{i}"))
+                self.upsamples.append(StepLatentUpsample(transposed))
                 block = _the(eager.ConvNeXtBlock, block)
                 self.mixers.append(StepConvNeXt(block, f"upsample.{i}"))
             head, *blocks, snake, tail = source.decoder
@@ -386,6 +493,7 @@ class StepDecoder(nn.Module):
             )
             self.snake = StepSnake(_the(eager.SnakeBeta, snake))
             self.tail = StepConv1d(_the(eager.CausalConv1d, tail), "decoder.tail")
+        self.tiles: tuple[int, ...] | None = None
         parts = list(self.modules())[1:]
         self.state: tuple[StateTensor, ...] = tuple(
             item for part in parts for item in getattr(part, "state", ())
@@ -400,7 +508,7 @@ class StepDecoder(nn.Module):
         """Decode one chunk; see the class."""
         names = [item.name for item in self.state]
         cursor = StateCursor(dict(zip(names, state, strict=True)))
-        pcm = self.synthesise(self.encode(codes, cursor), cursor)
+        pcm = self.synthesise(self.encode(codes, cursor), cursor, self.tiles)
         return (pcm, *(cursor.new[name] for name in names))
 
     def encode(self, codes: Tensor, cursor: Cursor) -> Tensor:
@@ -408,16 +516,33 @@ class StepDecoder(nn.Module):
         x = self.pre_conv(self.quantizer(codes), cursor)
         return self.transformer(x.transpose(1, 2), cursor)  # type: ignore[no-any-return]
 
-    def synthesise(self, latent: Tensor, cursor: Cursor) -> Tensor:
+    def synthesise(
+        self, latent: Tensor, cursor: Cursor, tiles: Sequence[int] | None = None
+    ) -> Tensor:
         """Turn the transformer's output into pcm ``[n * 1920]``: convolutions only."""
-        x = latent.transpose(1, 2)
         for upsample, mixer in zip(self.upsamples, self.mixers, strict=True):
-            x = mixer(upsample(x, cursor), cursor)
-        x = self.head(x, cursor)
-        for block in self.blocks:
-            x = block(x, cursor)
-        x = self.tail(self.snake(x), cursor)
-        return x.reshape(-1).clamp(-1.0, 1.0)  # type: ignore[no-any-return]
+            latent = mixer(upsample(latent), cursor)
+        x = self.head(latent.transpose(1, 2), cursor)
+        pieces = self._blocks(x, cursor, tiles or (1,) * len(self.blocks))
+        pcm = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        return pcm.clamp(-1.0, 1.0)
+
+    def _blocks(self, x: Tensor, cursor: Cursor, tiles: Sequence[int]) -> list[Tensor]:
+        """Return the samples of what the last ``len(tiles)`` blocks make of ``x``, in pieces."""
+        if not tiles:
+            return [self.tail(self.snake(x), cursor).reshape(-1)]
+        block = self.blocks[len(self.blocks) - len(tiles)]
+        pieces: list[Tensor] = []
+        for tile in _cut(x, tiles[0]):
+            pieces += self._blocks(block(tile, cursor), cursor, tiles[1:])
+        return pieces
+
+
+def _cut(x: Tensor, count: int) -> list[Tensor]:
+    """Cut ``[.., n]`` into ``count`` pieces, of which the last takes what does not divide."""
+    width = x.shape[-1] // count
+    starts = range(count - 1)
+    return [x[..., i * width : (i + 1) * width] for i in starts] + [x[..., (count - 1) * width :]]
 
 
 def decode_in_chunks(

@@ -231,7 +231,8 @@ def test_nothing_is_computed_from_constants_alone(model: Any) -> None:
 def test_every_convolution_and_codebook_reads_a_stored_weight(model: Any) -> None:
     stored = weights(model)
     convolutions = [node for node in model.graph.node if node.op_type == "Conv"]
-    assert len(convolutions) == 35  # the same number at every width
+    # The same number at every width; some work several times, on tiles.
+    assert len({node.input[1] for node in convolutions}) == 33
     for node in convolutions:
         assert set(node.input[1:]) <= stored.keys(), node.name
     tables = [node for node in model.graph.node if node.op_type == "Gather"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -41,12 +41,23 @@ def initializers(path: Path) -> dict[str, onnx.TensorProto]:
 def test_convolutions_with_taps_are_two_dimensional(tiny_artifact: Path) -> None:
     graph = onnx.load(tiny_artifact / "decoder.onnx").graph
     weights = {item.name: item.dims for item in graph.initializer}
-    kinds = Counter()
+    kinds: defaultdict[tuple[int, bool, bool], set[str]] = defaultdict(set)
     for node in graph.node:
         if node.op_type == "Conv":
             group = next((a.i for a in node.attribute if a.name == "group"), 1)
-            kinds[(len(weights[node.input[1]]), weights[node.input[1]][-1] > 1, group > 1)] += 1
-    assert kinds == {(4, True, False): 19, (3, False, False): 14, (3, True, True): 2}
+            dims = tuple(weights[node.input[1]])
+            kinds[(len(dims), dims[-1] > 1, group > 1)] |= {node.input[1]}
+    counts = {kind: len(names) for kind, names in kinds.items()}
+    assert counts == {(4, True, False): 19, (3, False, False): 12, (3, True, True): 2}
+
+
+def test_the_last_blocks_work_in_tiles_that_share_their_weights(tiny_artifact: Path) -> None:
+    graph = onnx.load(tiny_artifact / "decoder.onnx").graph
+    uses = Counter(node.input[1] for node in graph.node if node.op_type == "Conv")
+    # Two tiles in block 2, each of them in two in block 3; the tail reads what block 3 gives.
+    by_block = {i: uses[f"blocks.{i}.units.0.conv1.weight.2d"] for i in (1, 2, 3)}
+    assert by_block == {1: 1, 2: 2, 3: 4}
+    assert uses["tail.weight.2d"] == 4
 
 
 def test_16_bit_weights_take_half_the_space(half: Path) -> None:

@@ -101,6 +101,56 @@ def test_folded_constants_equal_what_the_eager_decoder_computes(
     torch.testing.assert_close(good.snake(x), snake(x), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("beta", [0.0, -3.0, -6.0])  # gains of 1, 20, and 400: too large to fold
+def test_snake_between_two_convolutions(tiny_decoder: EagerDecoder, beta: float) -> None:
+    unit = copy.deepcopy(tiny_decoder.decoder[2].block[2])
+    unit.act2.beta.fill_(beta)
+    unit.act2.alpha.uniform_(-1, 1)
+    x = torch.randn(1, unit.conv1.conv.in_channels, 60)
+    folded = step.StepResidualUnit(unit, "unit")
+    assert isinstance(folded.act2, step.StepSnake if beta == -6.0 else step.StepInnerSnake)
+    for _ in range(3):  # as it is; then with a scale, as int8 shares its grid; then with another
+        state = {item.name: torch.zeros(item.shape) for item in folded.conv1.state}
+        output, expected = folded(x, step.StateCursor(state)), unit(x)
+        atol = 2e-6 * float(expected.abs().max())
+        torch.testing.assert_close(output, expected, rtol=0, atol=atol)
+        scale = torch.rand(x.shape[1]) + 0.5
+        folded.conv1.scale_rows(scale)
+        folded.act2.scale(scale)
+        folded.conv2.scale_columns(1 / scale)
+
+
+TILES = [step.CACHE_TILES, (2, 1, 1, 1), (1, 3, 1, 7), (4, 1, 2, 1)]
+
+
+@pytest.mark.parametrize("tiles", TILES, ids=str)
+def test_tiles_change_nothing(
+    tiny_decoder: EagerDecoder, reference: NDArray[np.float32], tiles: tuple[int, ...]
+) -> None:
+    tiled = StepDecoder(tiny_decoder)
+    tiled.tiles = tiles
+    for sizes in (SIZES, (1,) * 20, (3, 50, 72)):
+        check(reference, run(tiled, sizes))
+
+
+def test_mutant_tiles_that_forget_each_other(
+    tiny_decoder: EagerDecoder, reference: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join = step.StateCursor._join
+
+    def forgetful(
+        self: step.StateCursor, item: step.StateTensor, x: torch.Tensor, dim: int
+    ) -> torch.Tensor:
+        self.new.pop(item.name, None)
+        return join(self, item, x, dim)
+
+    monkeypatch.setattr(step.StateCursor, "_join", forgetful)
+    tiled = StepDecoder(tiny_decoder)
+    check(reference, run(tiled))
+    tiled.tiles = step.CACHE_TILES
+    assert_rejected(reference, run(tiled))
+
+
 def test_state_is_named_shaped_and_zero_at_the_start(good: StepDecoder) -> None:
     names = [item.name for item in good.state]
     assert len(set(names)) == len(names)

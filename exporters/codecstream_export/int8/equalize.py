@@ -24,7 +24,6 @@ from codecstream_export.step import (
     StepConvTranspose1d,
     StepDecoder,
     StepResidualUnit,
-    StepSnake,
     StepUpsampleBlock,
 )
 
@@ -45,9 +44,9 @@ def equalize(
     """
     blocks = [block for block in step.blocks if isinstance(block, StepUpsampleBlock)]
     scale = _scales(outputs["head"], _column_norms(blocks[0].upsample))
-    _scale_rows(step.head, scale)
-    _scale_snake(blocks[0].act, scale)
-    _scale_columns(blocks[0].upsample, scale)
+    step.head.scale_rows(scale)
+    blocks[0].act.scale(scale)
+    blocks[0].upsample.scale_columns(1 / scale)
     for i, block in enumerate(blocks):
         units = {
             f"blocks.{i}.units.{j}": unit
@@ -60,17 +59,17 @@ def equalize(
         readers = [*(unit.conv1 for unit in units.values()), after]
         shares = torch.stack([_shares(_column_norms(reader)) for reader in readers])
         stream = _scales(_mean_square(levels), _mean_square(shares))
-        _scale_rows(block.upsample, stream)
+        block.upsample.scale_rows(stream)
         for unit_name, unit in units.items():
             inner = _scales(outputs[f"{unit_name}.conv1"], _column_norms(unit.conv2))
-            _scale_snake(unit.act1, stream)
-            _scale_columns(unit.conv1, stream)
-            _scale_rows(unit.conv1, inner)
-            _scale_snake(unit.act2, inner)
-            _scale_columns(unit.conv2, inner)
-            _scale_rows(unit.conv2, stream)
-        _scale_snake(step.snake if last else blocks[i + 1].act, stream)
-        _scale_columns(after, stream)
+            unit.act1.scale(stream)
+            unit.conv1.scale_columns(1 / stream)
+            unit.conv1.scale_rows(inner)
+            unit.act2.scale(inner)
+            unit.conv2.scale_columns(1 / inner)
+            unit.conv2.scale_rows(stream)
+        (step.snake if last else blocks[i + 1].act).scale(stream)
+        after.scale_columns(1 / stream)
 
 
 def _scales(levels: Tensor, columns: Tensor) -> Tensor:
@@ -90,19 +89,3 @@ def _shares(norms: Tensor) -> Tensor:
 
 def _mean_square(values: Tensor) -> Tensor:
     return values.square().mean(0).sqrt()
-
-
-def _scale_rows(conv: StepConv1d | StepConvTranspose1d, scale: Tensor) -> None:
-    if isinstance(conv, StepConvTranspose1d):  # rows are (channel, step)
-        scale = scale.repeat_interleave(conv.stride)
-    conv.weight.mul_(scale[:, None, None])
-    conv.bias.mul_(scale)
-
-
-def _scale_columns(conv: StepConv1d | StepConvTranspose1d, scale: Tensor) -> None:
-    conv.weight.div_(scale[None, :, None])
-
-
-def _scale_snake(snake: StepSnake, scale: Tensor) -> None:
-    snake.frequency.div_(scale[None, :, None])
-    snake.gain.mul_(scale[None, :, None])

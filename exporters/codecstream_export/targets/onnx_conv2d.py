@@ -62,13 +62,16 @@ def _raise_weight(graph: ir.Graph, node: ir.Node, height: ir.Value) -> None:
         node.replace_input_with(1, raised.outputs[0])
         return
     data = weight.const_value.numpy()[:, :, None, :]
-    constant = ir.Value(
-        name=f"{weight.name}.2d",
-        const_value=ir.tensor(data, name=f"{weight.name}.2d"),
-        type=weight.type,
-        shape=ir.Shape(data.shape),
-    )
-    graph.register_initializer(constant)
+    name = f"{weight.name}.2d"
+    constant = graph.initializers.get(name)  # there already where several tiles share a weight
+    if constant is None:
+        constant = ir.Value(
+            name=name,
+            const_value=ir.tensor(data, name=name),
+            type=weight.type,
+            shape=ir.Shape(data.shape),
+        )
+        graph.register_initializer(constant)
     node.replace_input_with(1, constant)
     if not list(weight.uses()):
         assert weight.name is not None

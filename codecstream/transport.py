@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,15 @@ if TYPE_CHECKING:
     from codecstream.capture import Side
 
 __all__ = ["close_code_of", "closed_by", "failed_to_connect", "new_session", "socket_options"]
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Leave out what the utterance's result says, which ``websockets`` logs with a traceback."""
+    return record.msg != "keepalive ping failed"
+
+
+_logger = logging.getLogger("codecstream.websocket")
+_logger.addFilter(_is_news)
 
 
 def new_session(options: Options) -> Session:
@@ -37,6 +47,7 @@ def socket_options(options: Options) -> dict[str, Any]:
         "max_size": options.max_message_bytes,
         "compression": options.compression,
         "proxy": options.proxy,
+        "logger": _logger,
         **tls,
     }
 

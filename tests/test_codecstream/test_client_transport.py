@@ -98,7 +98,9 @@ async def test_what_is_no_websocket_server_is_told(
 
 
 @both_shells
-async def test_pings_find_a_half_open_socket(ledger_program: LedgerProgram, shell: str) -> None:
+async def test_pings_find_a_half_open_socket(
+    ledger_program: LedgerProgram, shell: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with raw_server(half_open) as url:
         (lost,) = await asyncio.wait_for(
             say(
@@ -115,6 +117,7 @@ async def test_pings_find_a_half_open_socket(ledger_program: LedgerProgram, shel
     assert isinstance(lost.error, IncompleteError)
     assert lost.result.status == "incomplete"
     assert "ping timeout" in lost.result.reason
+    assert not caplog.records  # the result says it: no traceback on the console as well
 
 
 @both_shells

@@ -88,9 +88,9 @@ def connect(
             playback begins: ``AdaptivePolicy()`` of :mod:`codecstream.policy`. Chunks are handed
             out from the moment at which playback is to begin, and again after it ran dry, so
             play them at once. One policy belongs to one client. None keeps to ``schedule``.
-        ahead_s: Tells the policy how much sound the output has not played yet: a player's
-            ``player.ahead_s``, or what answers like it. None: each chunk is taken to be played
-            at once and without a break.
+        ahead_s: Tells the policy, and ``result.frames_played``, how much sound the output has not
+            played yet: a player's ``player.ahead_s``, or what answers like it. None: each chunk
+            is taken to be played at once and without a break.
         config: The session's settings; ``speak`` may override them per utterance.
         headers: Extra headers of the handshake, such as ``{"Authorization": "Bearer ..."}``.
         ssl: TLS settings for ``wss://``; None for the system's defaults.

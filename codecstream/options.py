@@ -122,8 +122,6 @@ class Options:
             raise ValueError(f"compression must be 'deflate' or None, not {self.compression!r}")
         if self.on_gap not in ("stop", "reset"):
             raise ValueError(f"on_gap must be 'stop' or 'reset', not {self.on_gap!r}")
-        if self.ahead_s is not None and self.policy is None:
-            raise ValueError("ahead_s is what a policy goes by: it needs policy=AdaptivePolicy()")
         if self.max_frames == 0:
             raise ValueError(f"max_audio_s of {self.max_audio_s} is less than one frame of audio")
         self.new_decoder()  # a schedule that does not fit fails now, not at the first utterance

@@ -7,8 +7,11 @@ call is made under the client's lock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -35,6 +38,8 @@ from codecstream.states import ClientState
 
 __all__ = ["Speech", "Status", "UtteranceResult", "status_of"]
 
+WHOLE_FRAME = 1e-6  # what rounding may take from the last frame heard
+
 Status = Literal["complete", "cancelled", "failed", "incomplete", "refused", "stalled", "too_long"]
 
 
@@ -59,6 +64,9 @@ class UtteranceResult:
         frames_received: Valid frames that arrived.
         frames_decoded: Frames whose audio was decoded.
         frames_handed_out: Frames whose audio the caller took.
+        frames_played: Frames that had been heard when the utterance ended, by what the client's
+            ``ahead_s`` said then; after a cancel, how far the listener came. None where there is
+            no ``ahead_s``, or where it could not say (a paused output does not).
         sentences: Sentences that began.
         attempts: Requests sent: above 1, the connection was lost and it was asked for again.
         notices: Oddities that were tolerated, and losses that a new attempt made good.
@@ -74,6 +82,7 @@ class UtteranceResult:
     frames_received: int
     frames_decoded: int
     frames_handed_out: int
+    frames_played: int | None
     sentences: int
     attempts: int
     notices: tuple[str, ...]
@@ -167,6 +176,7 @@ class Speech:
             frames_received=self.frames_received,
             frames_decoded=pipeline.frames_decoded,
             frames_handed_out=pipeline.frames_taken,
+            frames_played=self._frames_played,
             sentences=pipeline.sentences,
             attempts=self._attempts,
             notices=tuple(self._notices),
@@ -175,6 +185,18 @@ class Speech:
             frames_waiting_max=self._frames_waiting_max,
             audio_ready_max_s=pipeline.audio_ready_max_s,
         )
+
+    @cached_property
+    def _frames_played(self) -> int | None:
+        """See :class:`UtteranceResult`; asked once, as the next utterance plays afterwards."""
+        if self._options.ahead_s is None:
+            return None
+        with suppress(Exception):  # somebody's code, or no number: a policy has told of that
+            ahead_s = self._options.ahead_s() or 0.0
+            if not math.isinf(ahead_s):
+                waiting = ahead_s * self._options.program.geometry.frame_rate_hz
+                return max(0, math.floor(self.pipeline.frames_taken - waiting + WHOLE_FRAME))
+        return None
 
     def progress(self, now_s: float) -> Progress:
         """Return how far it is."""

@@ -385,7 +385,35 @@ async def test_a_sample_is_written_wherever_the_last_chunk_ends(
     assert sample.about["complete"] and np.array_equal(sample.codes, codes)
 
 
-@pytest.mark.parametrize("connect", [codecstream.connect, codecstream.sync_connect])
-def test_an_output_without_a_policy_is_a_mistake(connect: Any, ledger_program: Any) -> None:
-    with pytest.raises(ValueError, match="ahead_s is what a policy goes by"):
-        connect("ws://x", ledger_program, ahead_s=lambda: None)
+@both_shells
+@pytest.mark.parametrize(
+    ("left_s", "played"),
+    [(None, 57), (0.0, 57), (0.08, 56), (0.3, 53), (99.0, 0), (math.inf, None), (math.nan, None)],
+)
+async def test_the_result_says_how_far_the_listener_came(
+    ledger_program: LedgerProgram, shell: str, left_s: float | None, played: int | None
+) -> None:
+    asked: list[float] = []
+
+    def ahead_s() -> float | None:
+        asked.append(0.0)
+        return left_s
+
+    async with replay(pace=0) as server:
+        (said,) = await within(say(shell, server.url, ledger_program, "a", ahead_s=ahead_s))
+    assert said.result.status == "complete" and said.result.frames_handed_out == 57
+    assert [said.result.frames_played, said.result.frames_played] == [played, played]
+    assert len(asked) == 1  # at its end: later, the next utterance plays
+
+
+@both_shells
+async def test_nobody_knows_what_is_played_of_an_output_that_does_not_say(
+    ledger_program: LedgerProgram, shell: str
+) -> None:
+    def broken() -> float:
+        raise ZeroDivisionError
+
+    async with replay(pace=0) as server:
+        for options in ({}, {"ahead_s": broken}):
+            (said,) = await within(say(shell, server.url, ledger_program, "a", **options))
+            assert said.result.status == "complete" and said.result.frames_played is None

@@ -23,7 +23,8 @@ def _is_news(record: logging.LogRecord) -> bool:
     return record.msg != "keepalive ping failed"
 
 
-_logger = logging.getLogger("codecstream.websocket")
+# Under websockets' own name: it logs every message as it is, with somebody's words.
+_logger = logging.getLogger("websockets.client.codecstream")
 _logger.addFilter(_is_news)
 
 

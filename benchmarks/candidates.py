@@ -285,10 +285,12 @@ def session(path: str) -> None:
         "nodes in parallel, 2 x 2 threads": step(change=two_at_once),
     }
     for frames in FRAMES:
-        times = {name: [timed(frames) for _ in range(2)][:0] for name, timed in variants.items()}
-        for _ in range(ROUNDS):
+        times: dict[str, list[float]] = {name: [] for name in variants}
+        for turn in range(ROUNDS + 2):
             for name, timed in variants.items():
-                times[name].append(timed(frames))
+                ms = timed(frames)
+                if turn > 1:  # the first two warm up
+                    times[name].append(ms)
         first = next(iter(times.values()))
         for name, each in times.items():
             ratio = statistics.median(a / b for a, b in zip(each, first, strict=True))

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from runtimes import matrix_product
 
 import codecstream
 from codecstream.runtimes import Program
@@ -26,7 +27,9 @@ def main() -> None:
     options = parse_options()
     programs = [codecstream.load_program(path, threads=options.threads) for path in options.paths]
     times_ms = measure(programs, options.frames, options.rounds)
-    print(f"{options.threads} threads, {options.rounds} rounds, {matrix_gflops():.0f} GFLOP/s\n")
+    print(
+        f"{options.threads} threads, {options.rounds} rounds, {matrix_product(np, options.threads):.0f} GFLOP/s\n"
+    )
     print("| frames | " + " | ".join(path.name for path in options.paths) + " |")
     print("| ---: |" + " ---: |" * len(programs))
     for frames in options.frames:
@@ -60,17 +63,6 @@ def measure(
                 if turn:  # the first round warms up
                     times_ms[i, frames].append(1000 * (time.perf_counter() - began))
     return times_ms
-
-
-def matrix_gflops() -> float:
-    """Return numpy's best float32 matrix product in GFLOP/s."""
-    one, other = np.ones((2048, 2048), np.float32), np.ones((2048, 2048), np.float32)
-    best_s = 1e9
-    for _ in range(5):
-        began = time.perf_counter()
-        one @ other
-        best_s = min(best_s, time.perf_counter() - began)
-    return 2 * 2048**3 / 1e9 / best_s
 
 
 def parse_options() -> argparse.Namespace:

@@ -32,10 +32,9 @@ __all__ = ["StateTensor", "StepDecoder", "decode_in_chunks"]
 
 T = TypeVar("T")
 
-CACHE_TILES = (1, 1, 2, 2)
+MEMORY_TILES = (1, 1, 2, 2)
 """By block, for :attr:`StepDecoder.tiles`: a chunk of 25 frames is 12 to 18 MB per tensor in the
-last two blocks, more than a core's cache, while a small chunk must not be cut into crumbs. Chosen
-by benchmarks/log.md."""
+last two blocks. Measured against others in benchmarks/log.md: they save memory, and no time."""
 LARGEST_GAIN = 50.0  # float32 keeps half of that to 1.5e-6, which is 116 dB below 1
 MASKED = -1e9  # finite: exp() of it is 0 in float32, and no Inf - Inf can make a NaN
 
@@ -84,15 +83,11 @@ class StateCursor:
         return joined
 
 
-class StepConv1d(nn.Module):
-    """A causal convolution over ``history + x``."""
+class _Scalable(nn.Module):
+    """A convolution whose channels can be scaled, in place."""
 
-    def __init__(self, source: eager.CausalConv1d, name: str) -> None:
-        super().__init__()
-        conv = source.conv
-        self.weight, self.bias = _constant(conv.weight), _constant(conv.bias)
-        self.dilation, self.groups = conv.dilation[0], conv.groups
-        self.state = _history(name, conv.in_channels, source.history)
+    weight: nn.Parameter  # [channels out, channels in, taps]
+    bias: nn.Parameter
 
     def scale_rows(self, scale: Tensor) -> None:
         """Let it give ``scale`` ``[channels out]`` times its output."""
@@ -103,13 +98,24 @@ class StepConv1d(nn.Module):
         """Let it take an input that is ``1 / scale`` ``[channels in]`` times as large."""
         self.weight.mul_(scale[None, :, None])
 
+
+class StepConv1d(_Scalable):
+    """A causal convolution over ``history + x``."""
+
+    def __init__(self, source: eager.CausalConv1d, name: str) -> None:
+        super().__init__()
+        conv = source.conv
+        self.weight, self.bias = _constant(conv.weight), _constant(conv.bias)
+        self.dilation, self.groups = conv.dilation[0], conv.groups
+        self.state = _history(name, conv.in_channels, source.history)
+
     def forward(self, x: Tensor, cursor: Cursor) -> Tensor:
         for item in self.state:  # none where the kernel has one tap
             x = cursor.extend(item, x)
         return F.conv1d(x, self.weight, self.bias, dilation=self.dilation, groups=self.groups)
 
 
-class StepConvTranspose1d(nn.Module):
+class StepConvTranspose1d(_Scalable):
     """A transposed convolution as a plain one to ``stride`` times the channels."""
 
     def __init__(self, source: eager.CausalConvTranspose1d, name: str) -> None:
@@ -125,14 +131,8 @@ class StepConvTranspose1d(nn.Module):
         self.state = _history(name, cin, taps - 1)
 
     def scale_rows(self, scale: Tensor) -> None:
-        """See :meth:`StepConv1d.scale_rows`."""
-        scale = scale.repeat_interleave(self.stride)  # rows are (channel, step)
-        self.weight.mul_(scale[:, None, None])
-        self.bias.mul_(scale)
-
-    def scale_columns(self, scale: Tensor) -> None:
-        """See :meth:`StepConv1d.scale_columns`."""
-        self.weight.mul_(scale[None, :, None])
+        """Let it give ``scale`` ``[channels out]`` times its output."""
+        super().scale_rows(scale.repeat_interleave(self.stride))  # rows are (channel, step)
 
     def forward(self, x: Tensor, cursor: Cursor) -> Tensor:
         for item in self.state:
@@ -189,9 +189,8 @@ class StepInnerSnake(nn.Module):
     history, takes the factor into its columns and the constant into its bias: see :meth:`between`.
     """
 
-    def __init__(self, source: eager.SnakeBeta) -> None:
+    def __init__(self, snake: StepSnake) -> None:
         super().__init__()
-        snake = StepSnake(source)
         self.gain = _constant(snake.gain * snake.frequency)
         self.frequency: Tensor | None = None  # of an input that was scaled again
 
@@ -212,7 +211,7 @@ class StepInnerSnake(nn.Module):
         before.scale_rows(factor)
         behind.bias.add_(behind.weight.squeeze(-1) @ (snake.gain.flatten() / 2))
         behind.scale_columns(1 / factor)
-        return cls(source)
+        return cls(snake)
 
     def scale(self, scale: Tensor) -> None:
         """Let it work on an input that is ``scale`` ``[channels]`` times as large."""
@@ -466,7 +465,7 @@ class StepDecoder(nn.Module):
         state: The tensors of a stream's state.
         tiles: By block of the synthesis, into how many pieces in time its input is cut; each goes
             through that block and all behind it, which cut it further, before the next one. Values
-            stay the same, and large chunks find more of what they need in the caches. None: one.
+            stay the same, and large chunks need less working memory. None: one.
     """
 
     def __init__(self, source: eager.EagerDecoder) -> None:

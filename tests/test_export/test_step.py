@@ -120,7 +120,7 @@ def test_snake_between_two_convolutions(tiny_decoder: EagerDecoder, beta: float)
         folded.conv2.scale_columns(1 / scale)
 
 
-TILES = [step.CACHE_TILES, (2, 1, 1, 1), (1, 3, 1, 7), (4, 1, 2, 1)]
+TILES = [step.MEMORY_TILES, (2, 1, 1, 1), (1, 3, 1, 7), (4, 1, 2, 1)]
 
 
 @pytest.mark.parametrize("tiles", TILES, ids=str)
@@ -147,7 +147,7 @@ def test_mutant_tiles_that_forget_each_other(
     monkeypatch.setattr(step.StateCursor, "_join", forgetful)
     tiled = StepDecoder(tiny_decoder)
     check(reference, run(tiled))
-    tiled.tiles = step.CACHE_TILES
+    tiled.tiles = step.MEMORY_TILES
     assert_rejected(reference, run(tiled))
 
 

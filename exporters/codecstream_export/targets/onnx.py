@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 
 from codecstream.manifest import TensorEntry, WindowEntry
 from codecstream.runtimes.onnx import WEIGHTS_NAME
-from codecstream_export.step import CACHE_TILES, StepDecoder
+from codecstream_export.step import MEMORY_TILES, StepDecoder
 from codecstream_export.targets import Written
 from codecstream_export.targets.onnx_conv2d import use_conv2d
 from codecstream_export.targets.onnx_int8 import use_unsigned_activations
@@ -43,8 +43,8 @@ MIN_SHARED_BYTES = 1024  # smaller tensors stay in the graph
 
 def write_step(step: StepDecoder, folder: Path, largest: int) -> Written:
     """Write ``decoder.onnx``, with its weights inside, for any number of frames."""
-    if len(step.blocks) == len(CACHE_TILES):
-        step.tiles = CACHE_TILES
+    if len(step.blocks) == len(MEMORY_TILES):
+        step.tiles = MEMORY_TILES
     model = _translate(trace_step(step, None), *step_interface(step)[:2])
     onnx_ir.save(model, folder / PROGRAM_NAME)
     return Written(program=PROGRAM_NAME, made_with=_versions())

@@ -27,9 +27,8 @@ def main() -> None:
     options = parse_options()
     programs = [codecstream.load_program(path, threads=options.threads) for path in options.paths]
     times_ms = measure(programs, options.frames, options.rounds)
-    print(
-        f"{options.threads} threads, {options.rounds} rounds, {matrix_product(np, options.threads):.0f} GFLOP/s\n"
-    )
+    gflops = matrix_product(np, options.threads)
+    print(f"{options.threads} threads, {options.rounds} rounds, {gflops:.0f} GFLOP/s\n")
     print("| frames | " + " | ".join(path.name for path in options.paths) + " |")
     print("| ---: |" + " ---: |" * len(programs))
     for frames in options.frames:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from codecstream.codes import read_codes
 from codecstream.errors import CodecStreamError
 from codecstream.geometry import ATTENTION_WINDOW_FRAMES, QWEN3_TTS_12HZ, CodecGeometry
@@ -31,14 +29,19 @@ EXIT_OK, EXIT_FALLS_SHORT, EXIT_WRONG_USE = 0, 1, 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return 0 only for an artifact that was reloaded and met its floor."""
     options = _parser().parse_args(arguments)
+    # Heavy imports wait until the arguments are known to be right.
+    try:
+        from rich.console import Console
+
+        from codecstream_export.export import export_artifact
+    except ImportError as error:
+        print(f"error: {error}: pip install 'codecstream[export]'", file=sys.stderr)
+        return EXIT_WRONG_USE
     console = Console(stderr=True, highlight=False)
 
     def say(text: str, style: str | None = None) -> None:
         # Messages hold paths and shapes: brackets in them are no markup, and no line is broken.
         console.print(text, style=style, markup=False, soft_wrap=True)
-
-    # Heavy imports wait until the arguments are known to be right.
-    from codecstream_export.export import export_artifact
 
     @contextmanager
     def stage(text: str) -> Iterator[None]:

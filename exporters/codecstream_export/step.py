@@ -3,7 +3,8 @@
 What makes chunked decoding equal to decoding everything at once:
 
 - Every convolution keeps the last ``(kernel - 1) * dilation`` columns of its own *input*, after
-  the activation in front of it. Zeros there are exactly the eager decoder's causal padding.
+  the activation in front of it. Zeros there are exactly the eager decoder's causal padding. The
+  last one keeps what its taps made of those columns instead, which is less.
 - A transposed convolution with kernel ``2 s`` and stride ``s`` is a two-tap convolution to ``s``
   times as many channels and a reshape; it keeps one input column. Nothing is computed to be cut.
 - Attention keeps the keys, *before* rotary embedding, and values of the last ``window - 1``
@@ -17,9 +18,8 @@ exponentials, norm weights, layer scales) are folded into the neighbouring matri
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,201 +27,26 @@ from torch.nn import functional as F
 
 from codecstream_export import eager
 from codecstream_export.config import DecoderConfig
+from codecstream_export.step_layers import (
+    Cursor,
+    StateCursor,
+    StateTensor,
+    StepConv1d,
+    StepConvTranspose1d,
+    StepInnerSnake,
+    StepLatentUpsample,
+    StepSnake,
+    StepTail,
+    constant,
+    the,
+)
 
-__all__ = ["StateTensor", "StepDecoder", "decode_in_chunks"]
-
-T = TypeVar("T")
+__all__ = ["StepDecoder", "decode_in_chunks"]
 
 MEMORY_TILES = (1, 1, 2, 2)
 """By block, for :attr:`StepDecoder.tiles`: a chunk of 25 frames is 12 to 18 MB per tensor in the
 last two blocks. Measured against others in benchmarks/log.md: they save memory, and no time."""
-LARGEST_GAIN = 50.0  # float32 keeps half of that to 1.5e-6, which is 116 dB below 1
 MASKED = -1e9  # finite: exp() of it is 0 in float32, and no Inf - Inf can make a NaN
-
-
-@dataclass(frozen=True, slots=True)
-class StateTensor:
-    """One float32 tensor of a stream's state; a new stream holds zeros."""
-
-    name: str
-    shape: tuple[int, ...]
-
-
-class Cursor(Protocol):
-    """Gives each layer what lies before its input."""
-
-    def extend(self, item: StateTensor, x: Tensor) -> Tensor:
-        """Return a convolution's input ``[1, channels, n]`` with its history in front."""
-
-    def recall(self, item: StateTensor, x: Tensor) -> Tensor:
-        """Return frames ``[.., n, ..]`` (axis 1) with the frames in front that are kept."""
-
-
-class StateCursor:
-    """Carries a stream's state through one step: the layers' histories in, their successors out."""
-
-    def __init__(self, old: Mapping[str, Tensor]) -> None:
-        self._old = old
-        self.new: dict[str, Tensor] = {}
-
-    def extend(self, item: StateTensor, x: Tensor) -> Tensor:
-        """See :class:`Cursor`."""
-        return self._join(item, x, -1)
-
-    def recall(self, item: StateTensor, x: Tensor) -> Tensor:
-        """See :class:`Cursor`."""
-        return self._join(item, x, 1)
-
-    def _join(self, item: StateTensor, x: Tensor, dim: int) -> Tensor:
-        """Put the history in front of ``x``; the newest part is the history to come.
-
-        A layer that comes again in the same step, with its next tile, goes on where it was.
-        """
-        history = self.new.get(item.name, self._old[item.name])
-        joined = torch.cat((history, x), dim=dim)
-        self.new[item.name] = joined.narrow(dim, x.shape[dim], history.shape[dim])
-        return joined
-
-
-class _Scalable(nn.Module):
-    """A convolution whose channels can be scaled, in place."""
-
-    weight: nn.Parameter  # [channels out, channels in, taps]
-    bias: nn.Parameter
-
-    def scale_rows(self, scale: Tensor) -> None:
-        """Let it give ``scale`` ``[channels out]`` times its output."""
-        self.weight.mul_(scale[:, None, None])
-        self.bias.mul_(scale)
-
-    def scale_columns(self, scale: Tensor) -> None:
-        """Let it take an input that is ``1 / scale`` ``[channels in]`` times as large."""
-        self.weight.mul_(scale[None, :, None])
-
-
-class StepConv1d(_Scalable):
-    """A causal convolution over ``history + x``."""
-
-    def __init__(self, source: eager.CausalConv1d, name: str) -> None:
-        super().__init__()
-        conv = source.conv
-        self.weight, self.bias = _constant(conv.weight), _constant(conv.bias)
-        self.dilation, self.groups = conv.dilation[0], conv.groups
-        self.state = _history(name, conv.in_channels, source.history)
-
-    def forward(self, x: Tensor, cursor: Cursor) -> Tensor:
-        for item in self.state:  # none where the kernel has one tap
-            x = cursor.extend(item, x)
-        return F.conv1d(x, self.weight, self.bias, dilation=self.dilation, groups=self.groups)
-
-
-class StepConvTranspose1d(_Scalable):
-    """A transposed convolution as a plain one to ``stride`` times the channels."""
-
-    def __init__(self, source: eager.CausalConvTranspose1d, name: str) -> None:
-        super().__init__()
-        conv, stride = source.conv, source.stride
-        cin, self.channels = conv.in_channels, conv.out_channels
-        taps = conv.kernel_size[0] // stride
-        # [cin, cout, taps * stride] -> [cout, stride, cin, taps], the oldest input's tap first.
-        weight = conv.weight.view(cin, self.channels, taps, stride).permute(1, 3, 0, 2).flip(-1)
-        self.weight = _constant(weight.reshape(self.channels * stride, cin, taps))
-        self.bias = _constant(_the(Tensor, conv.bias).repeat_interleave(stride))
-        self.stride = stride
-        self.state = _history(name, cin, taps - 1)
-
-    def scale_rows(self, scale: Tensor) -> None:
-        """Let it give ``scale`` ``[channels out]`` times its output."""
-        super().scale_rows(scale.repeat_interleave(self.stride))  # rows are (channel, step)
-
-    def forward(self, x: Tensor, cursor: Cursor) -> Tensor:
-        for item in self.state:
-            x = cursor.extend(item, x)
-        y = F.conv1d(x, self.weight, self.bias)
-        y = y.view(1, self.channels, self.stride, -1).transpose(2, 3)
-        return y.reshape(1, self.channels, -1)
-
-
-class StepLatentUpsample(nn.Module):
-    """A transposed convolution whose kernel is its stride, over ``[1, n, channels]``.
-
-    Each input column makes ``stride`` output columns by itself: a matrix product, whose output is
-    in the right order as it lies.
-    """
-
-    def __init__(self, source: eager.CausalConvTranspose1d) -> None:
-        super().__init__()
-        conv, stride = source.conv, source.stride
-        assert conv.kernel_size[0] == stride
-        self.channels = conv.out_channels
-        # [cin, cout, stride] -> [stride, cout, cin]
-        weight = conv.weight.permute(2, 1, 0)
-        self.weight = _constant(weight.reshape(stride * self.channels, conv.in_channels))
-        self.bias = _constant(_the(Tensor, conv.bias).repeat(stride))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias).view(1, -1, self.channels)
-
-
-class StepSnake(nn.Module):
-    """SnakeBeta with its two constants computed beforehand."""
-
-    def __init__(self, source: eager.SnakeBeta) -> None:
-        super().__init__()
-        self.frequency = _constant(source.alpha.exp()[None, :, None])
-        self.gain = _constant(1.0 / (source.beta.exp()[None, :, None] + eager.SNAKE_EPS))
-
-    def scale(self, scale: Tensor) -> None:
-        """Let it work on an input that is ``scale`` ``[channels]`` times as large."""
-        self.frequency.div_(scale[None, :, None])
-        self.gain.mul_(scale[None, :, None])
-
-    def forward(self, x: Tensor) -> Tensor:
-        s = torch.sin(x * self.frequency)
-        return x + s * s * self.gain
-
-
-class StepInnerSnake(nn.Module):
-    """SnakeBeta between two convolutions, in fewer passes over the samples.
-
-    ``x + g * sin(f * x)**2`` is ``(z - g * f * cos(z)) / (2 * f) + g / 2`` with ``z = 2 * f * x``.
-    So the convolution in front gives ``z``, and the one behind, which has one tap and so no
-    history, takes the factor into its columns and the constant into its bias: see :meth:`between`.
-    """
-
-    def __init__(self, snake: StepSnake) -> None:
-        super().__init__()
-        self.gain = _constant(snake.gain * snake.frequency)
-        self.frequency: Tensor | None = None  # of an input that was scaled again
-
-    @classmethod
-    def between(
-        cls, before: StepConv1d, source: eager.SnakeBeta, behind: StepConv1d
-    ) -> StepInnerSnake | StepSnake:
-        """Make one, and fold its factors into its neighbours, in place.
-
-        Where a gain is so large that the constant would take digits from the rest, this is a
-        plain :class:`StepSnake`.
-        """
-        assert not behind.state
-        snake = StepSnake(source)
-        if snake.gain.max() > LARGEST_GAIN:
-            return snake
-        factor = 2 * snake.frequency.flatten()
-        before.scale_rows(factor)
-        behind.bias.add_(behind.weight.squeeze(-1) @ (snake.gain.flatten() / 2))
-        behind.scale_columns(1 / factor)
-        return cls(snake)
-
-    def scale(self, scale: Tensor) -> None:
-        """Let it work on an input that is ``scale`` ``[channels]`` times as large."""
-        frequency = torch.ones_like(self.gain) if self.frequency is None else self.frequency
-        self.frequency = _constant(frequency / scale[None, :, None])
-        self.gain.mul_(scale[None, :, None])
-
-    def forward(self, x: Tensor) -> Tensor:
-        angle = x if self.frequency is None else x * self.frequency
-        return x - torch.cos(angle) * self.gain
 
 
 class StepQuantizer(nn.Module):
@@ -230,14 +55,14 @@ class StepQuantizer(nn.Module):
     def __init__(self, source: eager.SplitQuantizer, config: DecoderConfig) -> None:
         super().__init__()
         levels = [*source.rvq_first.vq.layers, *source.rvq_rest.vq.layers]
-        tables = [_the(eager.VectorQuantizer, level)._codebook.table() for level in levels]
-        self.table = _constant(torch.cat(tables))
+        tables = [the(eager.VectorQuantizer, level)._codebook.table() for level in levels]
+        self.table = constant(torch.cat(tables))
         offsets = torch.arange(config.num_quantizers) * config.codebook_size
         self.offsets: Tensor
         self.register_buffer("offsets", offsets[None, :, None])
         projections = (source.rvq_first.output_proj, source.rvq_rest.output_proj)
         # Both projections side by side: one matrix product over [semantic, sum of acoustic].
-        self.weight = _constant(torch.cat([p.weight.squeeze(-1) for p in projections], dim=1))
+        self.weight = constant(torch.cat([p.weight.squeeze(-1) for p in projections], dim=1))
 
     def forward(self, codes: Tensor) -> Tensor:
         entries = F.embedding(codes + self.offsets, self.table)  # [1, codebooks, n, dim]
@@ -251,7 +76,7 @@ class StepRmsNorm(nn.Module):
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         # The mean as a product with a constant: accelerators take products, not every reduction.
-        self.mean = _constant(torch.full((1, width), 1.0 / width))
+        self.mean = constant(torch.full((1, width), 1.0 / width))
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
@@ -287,12 +112,12 @@ class StepRotary(nn.Module):
     def __init__(self, head_dim: int, theta: float) -> None:
         super().__init__()
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-        self.frequencies = _constant((1.0 / theta**exponents).repeat(2)[None, :])
+        self.frequencies = constant((1.0 / theta**exponents).repeat(2)[None, :])
         half = head_dim // 2
         eye = torch.eye(half)
         swap = torch.zeros(head_dim, head_dim)
         swap[:half, half:], swap[half:, :half] = -eye, eye
-        self.swap = _constant(swap)
+        self.swap = constant(swap)
 
     def forward(self, positions: Tensor, kept: int) -> Rotary:
         angles = positions[:, None] * self.frequencies
@@ -310,11 +135,11 @@ class StepAttention(nn.Module):
         self.head_dim = attention.head_dim
         self.kv_head_of = [i * self.kv_heads // self.heads for i in range(self.heads)]
         norm = source.input_layernorm.weight
-        self.query = _constant(attention.q_proj.weight * self.head_dim**-0.5 * norm)
-        self.key = _constant(attention.k_proj.weight * norm)
-        self.value = _constant(attention.v_proj.weight * norm)
+        self.query = constant(attention.q_proj.weight * self.head_dim**-0.5 * norm)
+        self.key = constant(attention.k_proj.weight * norm)
+        self.value = constant(attention.v_proj.weight * norm)
         scale = source.self_attn_layer_scale.scale[:, None]
-        self.out = _constant(attention.o_proj.weight * scale)
+        self.out = constant(attention.o_proj.weight * scale)
         self.norm = StepRmsNorm(norm.shape[0], source.input_layernorm.eps)
         kept = config.sliding_window - 1
         shape = (self.kv_heads, kept, self.head_dim)
@@ -347,9 +172,9 @@ class StepMlp(nn.Module):
     def __init__(self, source: eager.TransformerLayer) -> None:
         super().__init__()
         mlp, norm = source.mlp, source.post_attention_layernorm
-        self.gate = _constant(mlp.gate_proj.weight * norm.weight)
-        self.up = _constant(mlp.up_proj.weight * norm.weight)
-        self.down = _constant(mlp.down_proj.weight * source.mlp_layer_scale.scale[:, None])
+        self.gate = constant(mlp.gate_proj.weight * norm.weight)
+        self.up = constant(mlp.up_proj.weight * norm.weight)
+        self.down = constant(mlp.down_proj.weight * source.mlp_layer_scale.scale[:, None])
         self.norm = StepRmsNorm(norm.weight.shape[0], norm.eps)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -365,17 +190,17 @@ class StepTransformer(nn.Module):
         super().__init__()
         self.window = config.sliding_window
         self.rotary = StepRotary(config.head_dim, config.rope_theta)
-        self.input_weight = _constant(source.input_proj.weight)
-        self.input_bias = _constant(source.input_proj.bias)
+        self.input_weight = constant(source.input_proj.weight)
+        self.input_bias = constant(source.input_proj.bias)
         self.attentions = nn.ModuleList(
-            StepAttention(_the(eager.TransformerLayer, layer), config, f"transformer.{i}")
+            StepAttention(the(eager.TransformerLayer, layer), config, f"transformer.{i}")
             for i, layer in enumerate(source.layers)
         )
         self.mlps = nn.ModuleList(
-            StepMlp(_the(eager.TransformerLayer, layer)) for layer in source.layers
+            StepMlp(the(eager.TransformerLayer, layer)) for layer in source.layers
         )
-        self.output_weight = _constant(source.output_proj.weight * source.norm.weight)
-        self.output_bias = _constant(source.output_proj.bias)
+        self.output_weight = constant(source.output_proj.weight * source.norm.weight)
+        self.output_bias = constant(source.output_proj.bias)
         self.norm = StepRmsNorm(source.norm.weight.shape[0], source.norm.eps)
         self.state = (StateTensor("frames_valid", (1, self.window - 1)),)
 
@@ -408,10 +233,10 @@ class StepConvNeXt(nn.Module):
         self.eps = source.norm.eps
         # LayerNorm's affine part goes into the first projection, gamma into the second.
         expand = source.pwconv1
-        self.expand_weight = _constant(expand.weight * source.norm.weight)
-        self.expand_bias = _constant(expand.bias + expand.weight @ source.norm.bias)
-        self.reduce_weight = _constant(source.pwconv2.weight * source.gamma[:, None])
-        self.reduce_bias = _constant(source.pwconv2.bias * source.gamma)
+        self.expand_weight = constant(expand.weight * source.norm.weight)
+        self.expand_bias = constant(expand.bias + expand.weight @ source.norm.bias)
+        self.reduce_weight = constant(source.pwconv2.weight * source.gamma[:, None])
+        self.reduce_bias = constant(source.pwconv2.bias * source.gamma)
 
     def forward(self, x: Tensor, cursor: Cursor) -> Tensor:
         y = self.depthwise(x.transpose(1, 2), cursor).transpose(1, 2)
@@ -438,12 +263,12 @@ class StepUpsampleBlock(nn.Module):
     def __init__(self, source: eager.UpsampleBlock, name: str) -> None:
         super().__init__()
         snake, transposed, *units = source.block
-        self.act = StepSnake(_the(eager.SnakeBeta, snake))
+        self.act = StepSnake(the(eager.SnakeBeta, snake))
         self.upsample = StepConvTranspose1d(
-            _the(eager.CausalConvTranspose1d, transposed), f"{name}.upsample"
+            the(eager.CausalConvTranspose1d, transposed), f"{name}.upsample"
         )
         self.units = nn.ModuleList(
-            StepResidualUnit(_the(eager.ResidualUnit, unit), f"{name}.unit{i}")
+            StepResidualUnit(the(eager.ResidualUnit, unit), f"{name}.unit{i}")
             for i, unit in enumerate(units)
         )
 
@@ -479,19 +304,19 @@ class StepDecoder(nn.Module):
             self.upsamples = nn.ModuleList()
             self.mixers = nn.ModuleList()
             for i, stage in enumerate(source.upsample):
-                transposed, block = _the(eager.LatentUpsample, stage)
-                transposed = _the(eager.CausalConvTranspose1d, transposed)
+                transposed, block = the(eager.LatentUpsample, stage)
+                transposed = the(eager.CausalConvTranspose1d, transposed)
                 self.upsamples.append(StepLatentUpsample(transposed))
-                block = _the(eager.ConvNeXtBlock, block)
+                block = the(eager.ConvNeXtBlock, block)
                 self.mixers.append(StepConvNeXt(block, f"upsample.{i}"))
             head, *blocks, snake, tail = source.decoder
-            self.head = StepConv1d(_the(eager.CausalConv1d, head), "decoder.head")
+            self.head = StepConv1d(the(eager.CausalConv1d, head), "decoder.head")
             self.blocks = nn.ModuleList(
-                StepUpsampleBlock(_the(eager.UpsampleBlock, block), f"decoder.{i}")
+                StepUpsampleBlock(the(eager.UpsampleBlock, block), f"decoder.{i}")
                 for i, block in enumerate(blocks)
             )
-            self.snake = StepSnake(_the(eager.SnakeBeta, snake))
-            self.tail = StepConv1d(_the(eager.CausalConv1d, tail), "decoder.tail")
+            self.snake = StepSnake(the(eager.SnakeBeta, snake))
+            self.tail = StepTail(the(eager.CausalConv1d, tail), "decoder.tail")
         self.tiles: tuple[int, ...] | None = None
         parts = list(self.modules())[1:]
         self.state: tuple[StateTensor, ...] = tuple(
@@ -529,7 +354,7 @@ class StepDecoder(nn.Module):
     def _blocks(self, x: Tensor, cursor: Cursor, tiles: Sequence[int]) -> list[Tensor]:
         """Return the samples of what the last ``len(tiles)`` blocks make of ``x``, in pieces."""
         if not tiles:
-            return [self.tail(self.snake(x), cursor).reshape(-1)]
+            return [self.tail(self.snake(x), cursor)]
         block = self.blocks[len(self.blocks) - len(tiles)]
         pieces: list[Tensor] = []
         for tile in _cut(x, tiles[0]):
@@ -558,18 +383,3 @@ def decode_in_chunks(
     if start != len(codes):
         raise ValueError(f"chunk sizes add up to {start} frames, not {len(codes)}")
     return torch.cat(parts) if parts else torch.zeros(0)
-
-
-def _the(kind: type[T], value: object) -> T:
-    """Return ``value`` with its type, which torch's containers do not tell."""
-    assert isinstance(value, kind)
-    return value
-
-
-def _constant(tensor: Tensor | None) -> nn.Parameter:
-    assert tensor is not None
-    return nn.Parameter(tensor.detach().clone().contiguous(), requires_grad=False)
-
-
-def _history(name: str, channels: int, columns: int) -> tuple[StateTensor, ...]:
-    return (StateTensor(name, (1, channels, columns)),) if columns else ()

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from codecstream_export.step import StateTensor, StepDecoder
+from codecstream_export.step import StepDecoder
+from codecstream_export.step_layers import StateTensor
 
 __all__ = ["WindowDecoder", "synthesis_reach_frames"]
 
@@ -29,11 +30,11 @@ class FreshCursor:
     """Nothing lies before a window: convolutions see zeros, attention sees no frame."""
 
     def extend(self, item: StateTensor, x: Tensor) -> Tensor:
-        """See :class:`codecstream_export.step.Cursor`."""
+        """See :class:`codecstream_export.step_layers.Cursor`."""
         return F.pad(x, (item.shape[-1], 0))
 
     def recall(self, item: StateTensor, x: Tensor) -> Tensor:
-        """See :class:`codecstream_export.step.Cursor`."""
+        """See :class:`codecstream_export.step_layers.Cursor`."""
         return x
 
 

@@ -237,7 +237,8 @@ def test_cost_and_memory_do_not_grow_with_length(long_stream: LongStream) -> Non
     assert long_stream.samples == LONG_FRAMES * SAMPLES
     assert meter.frames == [25] * (LONG_FRAMES // 25)  # every frame is decoded once
     assert len(meter.state_bytes) == 1
-    assert max(meter.rss_bytes) - meter.rss_bytes[30] < 20e6
+    settled = meter.rss_bytes[30:]  # before, the process may still give back what loading took
+    assert max(settled) - settled[0] < 20e6
 
 
 # Reset and sharing

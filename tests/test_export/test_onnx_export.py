@@ -415,3 +415,20 @@ def test_case_57_nothing_looks_usable_before_it_is_verified(
     export_artifact(tiny_checkpoint, tmp_path / "out")
     assert seen == [{"decoder.onnx", "manifest.unverified.json"}]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"decoder.onnx", "manifest.json"}
+
+
+@pytest.mark.parametrize("missing", ["rich", "torch"])
+def test_without_what_it_needs_the_command_says_what_to_install(missing: str) -> None:
+    code = (
+        f"import sys\nsys.modules[{missing!r}] = None\n"
+        "from codecstream_export import cli\n"
+        "sys.exit(cli.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run([*command, "--help"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    arguments = ["--checkpoint", "x", "--runtime", "onnx", "--out", "y"]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "pip install 'codecstream[export]'" in done.stderr

@@ -18,7 +18,7 @@ from support import SAMPLES, make_codes, worst_slice_db
 torch = pytest.importorskip("torch")
 
 from codecstream import Ramp  # noqa: E402
-from codecstream_export import EagerDecoder, StepDecoder, step  # noqa: E402
+from codecstream_export import EagerDecoder, StepDecoder, step, step_layers  # noqa: E402
 from codecstream_export.random_weights import TINY, random_decoder  # noqa: E402
 from codecstream_export.reference import eager_pcm  # noqa: E402
 from codecstream_export.step import decode_in_chunks  # noqa: E402
@@ -108,10 +108,12 @@ def test_snake_between_two_convolutions(tiny_decoder: EagerDecoder, beta: float)
     unit.act2.alpha.uniform_(-1, 1)
     x = torch.randn(1, unit.conv1.conv.in_channels, 60)
     folded = step.StepResidualUnit(unit, "unit")
-    assert isinstance(folded.act2, step.StepSnake if beta == -6.0 else step.StepInnerSnake)
+    assert isinstance(
+        folded.act2, step_layers.StepSnake if beta == -6.0 else step_layers.StepInnerSnake
+    )
     for _ in range(3):  # as it is; then with a scale, as int8 shares its grid; then with another
         state = {item.name: torch.zeros(item.shape) for item in folded.conv1.state}
-        output, expected = folded(x, step.StateCursor(state)), unit(x)
+        output, expected = folded(x, step_layers.StateCursor(state)), unit(x)
         atol = 2e-6 * float(expected.abs().max())
         torch.testing.assert_close(output, expected, rtol=0, atol=atol)
         scale = torch.rand(x.shape[1]) + 0.5
@@ -136,15 +138,15 @@ def test_tiles_change_nothing(
 def test_mutant_tiles_that_forget_each_other(
     tiny_decoder: EagerDecoder, reference: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    join = step.StateCursor._join
+    join = step_layers.StateCursor._join
 
     def forgetful(
-        self: step.StateCursor, item: step.StateTensor, x: torch.Tensor, dim: int
+        self: step_layers.StateCursor, item: step_layers.StateTensor, x: torch.Tensor, dim: int
     ) -> torch.Tensor:
         self.new.pop(item.name, None)
         return join(self, item, x, dim)
 
-    monkeypatch.setattr(step.StateCursor, "_join", forgetful)
+    monkeypatch.setattr(step_layers.StateCursor, "_join", forgetful)
     tiled = StepDecoder(tiny_decoder)
     check(reference, run(tiled))
     tiled.tiles = step.MEMORY_TILES
@@ -250,17 +252,17 @@ def test_mutant_one_history_is_damaged_between_chunks(
     damage: Damage,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    join = step.StateCursor._join
+    join = step_layers.StateCursor._join
 
     def damaged(
-        self: step.StateCursor, item: step.StateTensor, x: torch.Tensor, dim: int
+        self: step_layers.StateCursor, item: step_layers.StateTensor, x: torch.Tensor, dim: int
     ) -> torch.Tensor:
         joined = join(self, item, x, dim)
         if item.name == name:
             self.new[name] = damage(self.new[name], dim)
         return joined
 
-    monkeypatch.setattr(step.StateCursor, "_join", damaged)
+    monkeypatch.setattr(step_layers.StateCursor, "_join", damaged)
     assert_rejected(reference, run(good, Ramp().split(90)))
 
 

@@ -19,13 +19,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from codecstream_export.step import (
-    StepConv1d,
-    StepConvTranspose1d,
-    StepDecoder,
-    StepResidualUnit,
-    StepUpsampleBlock,
-)
+from codecstream_export.step import StepDecoder, StepResidualUnit, StepUpsampleBlock
+from codecstream_export.step_layers import StepConv1d, StepConvTranspose1d, StepTail
 
 __all__ = ["equalize"]
 
@@ -79,7 +74,7 @@ def _scales(levels: Tensor, columns: Tensor) -> Tensor:
     return scale.clamp(1 / MAX_FACTOR, MAX_FACTOR)
 
 
-def _column_norms(conv: StepConv1d | StepConvTranspose1d) -> Tensor:
+def _column_norms(conv: StepConv1d | StepConvTranspose1d | StepTail) -> Tensor:
     return conv.weight.square().sum((0, 2)).sqrt()
 
 

@@ -26,12 +26,12 @@ from codecstream_export.int8.rounding import (
     saturation,
     windows,
 )
-from codecstream_export.step import (
+from codecstream_export.step import StepDecoder, decode_in_chunks
+from codecstream_export.step_layers import (
     Cursor,
     StepConv1d,
     StepConvTranspose1d,
-    StepDecoder,
-    decode_in_chunks,
+    in_order,
 )
 
 __all__ = ["QuantizedConv1d", "convolutions", "observe", "quantize_layers", "replaced"]
@@ -51,8 +51,8 @@ Convolution = StepConv1d | StepConvTranspose1d
 class QuantizedConv1d(nn.Module):
     """A causal convolution with int8 weights between two int8 grids; state stays float32.
 
-    Takes the place of a :class:`~codecstream_export.step.StepConv1d` or, with a stride, of a
-    :class:`~codecstream_export.step.StepConvTranspose1d`.
+    Takes the place of a :class:`~codecstream_export.step_layers.StepConv1d` or, with a stride, of a
+    :class:`~codecstream_export.step_layers.StepConvTranspose1d`.
     """
 
     weight: Tensor
@@ -89,10 +89,7 @@ class QuantizedConv1d(nn.Module):
         )
         y = F.conv1d(_through(x, self.before), weight, self.bias, dilation=self.dilation)
         y = _through(y, self.after)
-        if self.stride > 1:
-            y = y.view(1, self.channels, self.stride, -1).transpose(2, 3)
-            y = y.reshape(1, self.channels, -1)
-        return y
+        return in_order(y, self.channels) if self.stride > 1 else y
 
 
 def convolutions(step: StepDecoder) -> dict[str, Convolution]:
@@ -205,7 +202,7 @@ class _Watched(nn.Module):
             joined = torch.cat((torch.zeros(item.shape), x), dim=-1)
         after = y
         if isinstance(source, StepConvTranspose1d):  # back to what the convolution itself gives
-            after = y.view(1, source.channels, -1, source.stride).transpose(2, 3)
-            after = after.reshape(1, source.channels * source.stride, -1)
+            after = y.transpose(1, 2).reshape(1, -1, source.stride * source.channels)
+            after = after.transpose(1, 2)
         self.seen[self.name] = (joined[0], after[0])
         return y

@@ -21,6 +21,7 @@ RAISED = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "400
 WORKER = """
 import json, statistics, sys, time
 import numpy, codecstream
+from codecstream.bench.worker import memory_mb
 program = codecstream.load_program(sys.argv[1], threads=2)
 state, times = program.initial_state(), {}
 for frames in (2, 25):
@@ -31,9 +32,7 @@ for frames in (2, 25):
         _, state = program.step(codes, state)
         taken.append(1000 * (time.perf_counter() - began))
     times[frames] = statistics.median(taken[1:])
-with open("/proc/self/status") as status:
-    lines = dict(line.split(":", 1) for line in status)
-print(json.dumps({**times, "resident_mb": int(lines["VmRSS"].split()[0]) * 1024 / 1e6}))
+print(json.dumps({**times, "resident_mb": memory_mb()[0]}))
 """
 
 

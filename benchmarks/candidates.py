@@ -2,6 +2,9 @@
 
     python benchmarks/candidates.py snake          # SnakeBeta, element by element
     python benchmarks/candidates.py convolution    # a residual unit's seven-tap convolution
+    python benchmarks/candidates.py upsampling     # a transposed convolution as a plain one
+    python benchmarks/candidates.py tail           # the last convolution, to one channel
+    python benchmarks/candidates.py projections    # the transformer's products, side by side
     python benchmarks/candidates.py session ARTIFACT    # a whole program under other options
 
 Variants take turns; a figure is the median of the rounds, and its ratio to the first variant the
@@ -85,7 +88,7 @@ class Graph:
 
 
 def snake(channels: int, columns: int) -> None:
-    """x + gain * sin(frequency * x)**2 in four ways."""
+    """x + gain * sin(frequency * x)**2 in five ways."""
     frequency = SAMPLES.uniform(0.5, 1.5, (1, channels, 1)).astype(np.float32)
     gain = SAMPLES.uniform(0, 1, (1, channels, 1)).astype(np.float32)
     x = 2 * SAMPLES.standard_normal((1, channels, columns)).astype(np.float32)
@@ -105,20 +108,31 @@ def snake(channels: int, columns: int) -> None:
     swing = folded.add("Mul", folded.add("Cos", "x"), folded.constant(gain))
     runs["Cos, 3 passes (folded)"] = folded.build(folded.add("Sub", "x", swing))
 
-    # One period by adding and taking away 1.5 * 2**23, then five coefficients in r**2: 4.3e-7.
-    coefficients = (9.86952481, -32.46513953, 42.64342598, -29.42627342, 10.58129888)
     polynomial = Graph()
-    add = polynomial.add
-    magic = polynomial.constant(1.5 * 2**23)
-    turns = add("Mul", "x", polynomial.constant(frequency / math.pi))
-    r = add("Sub", turns, add("Sub", add("Add", turns, magic), magic))
-    q = add("Mul", r, r)
-    p = polynomial.scaled(q, coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        p = add("Mul", add("Add", p, polynomial.constant(coefficient)), q)
-    p = add("Mul", p, polynomial.constant(gain))
-    runs["polynomial, 16 passes"] = polynomial.build(add("Add", "x", p))
+    turns = polynomial.add("Mul", "x", polynomial.constant(frequency / math.pi))
+    swing = _sine_squared(polynomial, turns, gain)
+    runs["polynomial, 14 passes"] = polynomial.build(polynomial.add("Add", "x", swing))
+
+    folded = Graph()
+    swing = _sine_squared(folded, "x", gain)
+    runs["polynomial, 13 passes (folded)"] = folded.build(folded.add("Add", "x", swing))
     race(f"{channels} x {columns}", runs, {"x": x})
+
+
+def _sine_squared(graph: Graph, turns: str, gain: Array) -> str:
+    """``gain * sin(pi * turns)**2``: one period, then the sine's polynomial, to 5.9e-7.
+
+    Adding and taking away 1.5 * 2**23 rounds. The leading coefficient goes into the gain.
+    """
+    *lower, leading = 3.14158202, -5.16714280, 2.54189903, -0.55463620
+    add = graph.add
+    magic = graph.constant(1.5 * 2**23)
+    r = add("Sub", turns, add("Sub", add("Add", turns, magic), magic))
+    p = q = add("Mul", r, r)
+    for power, coefficient in reversed(list(enumerate(lower))):
+        p = add("Add", p, graph.constant(coefficient / leading))
+        p = add("Mul", p, q if power else r)
+    return add("Mul", add("Mul", p, p), graph.constant(gain * leading**2))
 
 
 def convolution(channels: int, columns: int) -> None:
@@ -137,6 +151,84 @@ def convolution(channels: int, columns: int) -> None:
     runs["2-D, fast FIR by 2"] = _fast_fir(weight, columns)
     runs["Cook-Toom F(2, 7), products"] = _cook_toom(weight, columns)
     race(f"{channels} x {columns}", runs, {"x": x, **halves})
+
+
+def upsampling(stride: int, channels: int, columns: int) -> None:
+    """Two taps to ``stride * channels`` rows, and three ways to put those in the order of time."""
+    inputs = 2 * channels
+    rows = SAMPLES.standard_normal((channels, stride, inputs, 2)).astype(np.float32) / inputs
+
+    def convolved(weight: Array) -> tuple[Graph, str]:
+        graph = Graph()
+        height = graph.constant([2], np.int64)
+        taps = weight.reshape(-1, inputs, 2)
+        y = graph.add("Conv", graph.add("Unsqueeze", "x", height), _high(graph, taps))
+        return graph, y
+
+    def flat(graph: Graph, y: str, *shape: int) -> str:
+        return graph.add("Reshape", y, graph.constant(shape, np.int64))
+
+    graph, y = convolved(rows)
+    y = graph.add("Transpose", flat(graph, y, 1, channels, stride, -1), perm=[0, 1, 3, 2])
+    runs = {"inner axes swapped": graph.build(flat(graph, y, 1, channels, -1))}
+    by_step = np.ascontiguousarray(rows.transpose(1, 0, 2, 3))
+    graph, y = convolved(by_step)
+    y = graph.add("Transpose", flat(graph, y, 1, channels * stride, -1), perm=[0, 2, 1])
+    y = graph.add("Transpose", flat(graph, y, 1, -1, channels), perm=[0, 2, 1])
+    runs["two plain transposes"] = graph.build(y)
+    graph, y = convolved(by_step)  # the runtime lets its blocked kernels give this order
+    y = flat(graph, graph.add("Transpose", y, perm=[0, 2, 3, 1]), 1, -1, channels)
+    runs["channels last, one transpose"] = graph.build(graph.add("Transpose", y, perm=[0, 2, 1]))
+    x = SAMPLES.standard_normal((1, inputs, columns + 1)).astype(np.float32)
+    race(f"{inputs} to {stride} x {channels}, {columns}", runs, {"x": x})
+
+
+def tail(channels: int, columns: int) -> None:
+    """Seven taps to one channel, with six columns of history."""
+    weight = (SAMPLES.standard_normal((1, channels, 7)) / channels).astype(np.float32)
+    history = SAMPLES.standard_normal((1, channels, 6)).astype(np.float32)
+
+    def joined() -> tuple[Graph, str]:
+        graph = Graph()
+        return graph, graph.add("Concat", graph.constant(history), "x", axis=2)
+
+    graph, x = joined()
+    height = graph.constant([2], np.int64)
+    y = graph.add("Conv", graph.add("Unsqueeze", x, height), _high(graph, weight))
+    runs = {"2-D": graph.build(graph.add("Squeeze", y, height))}
+    graph, x = joined()
+    runs["1-D"] = graph.build(graph.add("Conv", x, graph.constant(weight)))
+    graph = Graph()
+    taps = np.ascontiguousarray(weight.transpose(2, 1, 0))
+    products = graph.add("Conv", "x", graph.constant(taps))
+    products = graph.add("Concat", graph.constant(taps[:, :, 0] @ history), products, axis=2)
+    total = ""
+    for tap in range(7):
+        ends = [tap + 1, tap - 6 if tap < 6 else np.iinfo(np.int64).max]
+        bounds = [graph.constant(v, np.int64) for v in ([tap, tap], ends, [1, 2])]
+        row = graph.add("Slice", products, *bounds)
+        total = graph.add("Add", total, row) if total else row
+    runs["products and a sum"] = graph.build(total)
+    x = SAMPLES.standard_normal((1, channels, columns)).astype(np.float32)
+    race(f"{channels} x {columns}", runs, {"x": x})
+
+
+def projections(rows: int) -> None:
+    """A layer's products with one input, 24 layers' worth, so that no cache keeps the weights."""
+    width, parts = 512, 5
+    layers = [
+        SAMPLES.standard_normal((width, parts * 1024)).astype(np.float32) / width for _ in range(24)
+    ]
+    runs = {}
+    for name, count in (("five products", parts), ("one product", 1)):
+        graph = Graph()
+        outputs = [
+            graph.add("MatMul", "x", graph.constant(np.ascontiguousarray(part)))
+            for layer in layers
+            for part in np.split(layer, count, axis=1)
+        ]
+        runs[name] = graph.build(graph.add("Concat", *outputs, axis=2))
+    race(f"{rows} rows", runs, {"x": SAMPLES.standard_normal((1, rows, width)).astype(np.float32)})
 
 
 def _high(graph: Graph, weight: Array) -> str:
@@ -271,9 +363,13 @@ def session(path: str) -> None:
     def entry(key: str, value: str) -> Callable[[Any], object]:
         return lambda options: options.add_session_config_entry(key, value)
 
-    def two_at_once(options: Any) -> None:
-        options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
-        options.inter_op_num_threads = 2
+    def at_once(inner: int, nodes: int) -> Callable[[Any], object]:
+        def change(options: Any) -> None:
+            options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
+            options.intra_op_num_threads, options.inter_op_num_threads = inner, nodes
+            options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+
+        return change
 
     variants = {
         "as the client runs it": step(),
@@ -282,7 +378,8 @@ def session(path: str) -> None:
         "no arena": step(change=setting("enable_cpu_mem_arena", False)),
         "threads spin between chunks": step(change=entry("session.force_spinning_stop", "0")),
         "denormals are zero": step(change=entry("session.set_denormal_as_zero", "1")),
-        "nodes in parallel, 2 x 2 threads": step(change=two_at_once),
+        "nodes in parallel, 2 x 2 threads": step(change=at_once(2, 2)),
+        "nodes in parallel, 1 x 3 threads": step(change=at_once(1, 3)),
     }
     for frames in FRAMES:
         times: dict[str, list[float]] = {name: [] for name in variants}
@@ -301,7 +398,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("snake", "convolution", "session"))
+    parser.add_argument("what", choices=(*LAYERS, "session"))
     parser.add_argument("artifact", type=Path, nargs="?")
     options = parser.parse_args(arguments)
     print(
@@ -312,9 +409,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
             parser.error("session needs an artifact")
         session(str(options.artifact))
         return
-    for channels, columns in BLOCKS:
+    layer, sizes = LAYERS[options.what]
+    for *shape, columns in sizes:
         for frames in FRAMES:
-            {"snake": snake, "convolution": convolution}[options.what](channels, columns * frames)
+            layer(*shape, columns * frames)
+
+
+LAYERS: dict[str, tuple[Callable[..., None], Sequence[tuple[int, ...]]]] = {
+    "snake": (snake, BLOCKS),
+    "convolution": (convolution, BLOCKS),
+    "upsampling": (upsampling, ((8, 768, 4), (5, 384, 32), (4, 192, 160), (3, 96, 640))),
+    "tail": (tail, (BLOCKS[-1],)),
+    "projections": (projections, ((1,),)),
+}
 
 
 if __name__ == "__main__":

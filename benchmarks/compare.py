@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 
 import numpy as np
-from runtimes import matrix_product
 
 import codecstream
+from codecstream.bench.worker import matrix_product
 from codecstream.runtimes import Program
 
 FRAME_MS = 80.0
@@ -27,7 +27,7 @@ def main() -> None:
     options = parse_options()
     programs = [codecstream.load_program(path, threads=options.threads) for path in options.paths]
     times_ms = measure(programs, options.frames, options.rounds)
-    gflops = matrix_product(np, options.threads)
+    gflops = matrix_product()
     print(f"{options.threads} threads, {options.rounds} rounds, {gflops:.0f} GFLOP/s\n")
     print("| frames | " + " | ".join(path.name for path in options.paths) + " |")
     print("| ---: |" + " ---: |" * len(programs))

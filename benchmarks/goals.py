@@ -1,41 +1,44 @@
 """What a program must keep up besides its speed: no slow first chunk, no drift, room for two.
 
-    python benchmarks/goals.py --artifact benchmarks/work/onnx-fp32 [--hour]
+    python benchmarks/goals.py --artifact benchmarks/work/onnx-fp32
 
 - the first chunk after loading, over the median of that size later;
-- the 1,000th chunk of a stream over its 10th, in turns, and the memory between them;
-- two streams at once, each in a thread of its own, over one: time for both, and memory;
-- with --hour, instead: 45,000 frames in chunks of 25, time and memory of every ten minutes.
+- a process that has decoded 1,000 chunks against one that has decoded 10, in turns, and its memory
+  in between. One after the other would not do: over minutes, the machine itself changes by a tenth;
+- two streams at once, each in a thread of its own, over one: time for both, and memory.
+
+`codecstream-bench --minutes 30` decodes an hour of audio, and takes decoding's share of the
+machine's matrix product.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import statistics
 import threading
 import time
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 
 import numpy as np
 from numpy.typing import NDArray
 
 import codecstream
+from codecstream.bench.worker import memory_mb
 from codecstream.runtimes import Program
 
 GENERATOR = np.random.default_rng(0)
-HOUR_FRAMES, PART_FRAMES = 45_000, 7_500
+YOUNG, OLD = 10, 1000  # chunks decoded
 
 
 def main() -> None:
     options = parse_options()
+    ageing(options.artifact, options.threads)
     program = codecstream.load_program(options.artifact, threads=options.threads)
     manifest = program.manifest
-    print(f"{manifest.runtime}, {manifest.precision}, {options.threads} threads, decode in ms\n")
-    if options.hour:
-        hour(program)
-        return
+    print(f"{manifest.runtime}, {manifest.precision}, {options.threads} threads, decode in ms")
     first_chunks(program, manifest.ramp)
-    long_stream(program)
     two_streams(program)
 
 
@@ -56,30 +59,60 @@ def first_chunks(program: Program, sizes: Sequence[int]) -> None:
         )
 
 
-def long_stream(program: Program, frames: int = 2, count: int = 1000) -> None:
-    """Compare young and old by turns: over minutes, the machine itself changes by a tenth."""
-    state = program.initial_state()
-    memory = []
-    for done in range(count):
-        if done == 10:
-            young = state
-        _, state = timed(program, frames, state)
-        memory.append(resident_mb())
+def ageing(artifact: str, threads: int, frames: int = 2) -> None:
+    """Compare a young process with an old one."""
+    old = Worker(artifact, threads)
+    memory_mb = [old.decode(frames)[1] for _ in range(OLD)]
+    young = Worker(artifact, threads)
+    for _ in range(YOUNG):
+        young.decode(frames)
     times: dict[str, list[float]] = {"young": [], "old": []}
-    for _ in range(41):
-        for age, kept in (("young", young), ("old", state)):
-            times[age].append(timed(program, frames, kept)[0])
+    for turn in range(40):
+        for age, worker in (("young", young), ("old", old))[:: 1 if turn % 2 else -1]:
+            times[age].append(worker.decode(frames)[0])
     ratio = statistics.median(b / a for a, b in zip(times["young"], times["old"], strict=True))
     print(
-        f"chunks of {frames}: {statistics.median(times['young']):.1f} for the 10th, "
-        f"{statistics.median(times['old']):.1f} for the {count}th, ratio {ratio:.3f}; memory "
-        f"{memory[10]:.0f} to {memory[-1]:.0f} MB"
+        f"chunks of {frames}: {statistics.median(times['young']):.1f} behind {YOUNG}, "
+        f"{statistics.median(times['old']):.1f} behind {OLD} chunks, ratio {ratio:.3f}; memory "
+        f"{memory_mb[YOUNG]:.1f} to {memory_mb[-1]:.1f} MB",
+        flush=True,
     )
+    for worker in (young, old):
+        worker.close()
 
 
-def two_streams(program: Program, frames: int = 25, rounds: int = 7) -> None:
+class Worker:
+    """A process that decodes one stream."""
+
+    def __init__(self, artifact: str, threads: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._here, there = context.Pipe()
+        self._process = context.Process(target=serve, args=(artifact, threads, there), daemon=True)
+        self._process.start()
+
+    def decode(self, frames: int) -> tuple[float, float]:
+        """Decode the next chunk; return its milliseconds and the process's MB behind it."""
+        self._here.send(frames)
+        found: tuple[float, float] = self._here.recv()
+        return found
+
+    def close(self) -> None:
+        self._here.send(0)
+        self._process.join()
+
+
+def serve(artifact: str, threads: int, asked: Connection) -> None:
+    """Decode a chunk of as many frames as are asked for, until 0 are."""
+    program = codecstream.load_program(artifact, threads=threads)
+    state = program.initial_state()
+    while frames := asked.recv():
+        ms, state = timed(program, frames, state)
+        asked.send((ms, memory_mb()[0]))
+
+
+def two_streams(program: Program, frames: int = 25, rounds: int = 15) -> None:
     ones, pairs = [], []
-    before = resident_mb()
+    before = memory_mb()[0]
     states = [program.initial_state(), program.initial_state()]
     for _ in range(rounds):
         ms, states[0] = timed(program, frames, states[0])
@@ -98,23 +131,8 @@ def two_streams(program: Program, frames: int = 25, rounds: int = 7) -> None:
     print(
         f"two streams at once, chunks of {frames}: {statistics.median(pairs):.0f} for both, "
         f"{statistics.median(ones):.0f} for one, ratio {ratio:.2f}; memory {before:.0f} to "
-        f"{resident_mb():.0f} MB"
+        f"{memory_mb()[0]:.0f} MB"
     )
-
-
-def hour(program: Program, frames: int = 25) -> None:
-    state = program.initial_state()
-    part: list[float] = []
-    for done in range(frames, HOUR_FRAMES + 1, frames):
-        ms, state = timed(program, frames, state)
-        part.append(ms)
-        if done % PART_FRAMES == 0:
-            print(
-                f"minute {done / 750:.0f}: {statistics.median(part):.0f} ms a chunk of {frames}, "
-                f"{resident_mb():.1f} MB",
-                flush=True,
-            )
-            part.clear()
 
 
 def timed(program: Program, frames: int, state: object) -> tuple[float, object]:
@@ -128,19 +146,12 @@ def random_codes(frames: int) -> NDArray[np.int64]:
     return GENERATOR.integers(0, 2048, (frames, 16))
 
 
-def resident_mb() -> float:
-    with open("/proc/self/status") as status:
-        lines = dict(line.split(":", 1) for line in status)
-    return int(lines["VmRSS"].split()[0]) * 1024 / 1e6
-
-
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--artifact", required=True)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--hour", action="store_true")
     return parser.parse_args()
 
 

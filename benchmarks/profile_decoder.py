@@ -182,12 +182,13 @@ def executorch_stages(kinds: Sequence[str]) -> list[str]:
     """Name the stage of each operator of a program, by its convolutions with several taps.
 
     They are: pre_conv; a depthwise one per upsampler; the head; per block the upsampling one and
-    three of its units; the tail. Snake, which ends in a sum of its own, stands in front of most:
-    where a stage begins with it, it begins behind the sum before that one.
+    three of its units. Snake, which ends in a sum of its own, stands in front of most: where a
+    stage begins with it, it begins behind the sum before that one. The tail has one tap, and
+    begins behind the last unit's sum.
     """
     wide = [i for i, kind in enumerate(kinds) if kind == "Convolution IGEMM"]
     depthwise = [i for i, kind in enumerate(kinds) if kind == "Convolution DWConv"]
-    if len(wide) != 19 or len(depthwise) != 2:
+    if len(wide) != 18 or len(depthwise) != 2:
         raise SystemExit(f"not the landmarks expected: {len(wide)} and {len(depthwise)}")
 
     def begins(conv: int, sums: int) -> int:
@@ -201,7 +202,7 @@ def executorch_stages(kinds: Sequence[str]) -> list[str]:
         "upsamplers": products[-1],  # the first upsampler is one, behind the output projection
         "head": begins(wide[1], 1),
         **{f"block {i + 1}": begins(wide[2 + 4 * i], 2) for i in range(1, 4)},
-        "tail": begins(wide[18], 2),
+        "tail": kinds.index("Add", wide[17]) + 1,
     }
     starts["block 1"] = wide[1] + 1
     names = [""] * len(kinds)

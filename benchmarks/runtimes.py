@@ -94,6 +94,7 @@ def measure(artifact: str, threads: int, repeats: int) -> dict[str, Any]:
     import numpy as np
 
     import codecstream
+    from codecstream.bench.worker import matrix_product, memory_mb
 
     started_s = time.perf_counter()
     program = codecstream.load_program(artifact, threads=threads)
@@ -107,28 +108,16 @@ def measure(artifact: str, threads: int, repeats: int) -> dict[str, Any]:
             started_s = time.perf_counter()
             _, state = program.step(codes, state)
             times[frames].append(time.perf_counter() - started_s)
-    with open("/proc/self/status") as status:
-        lines = dict(line.split(":", 1) for line in status)
+    resident_mb, peak_mb = memory_mb()
     return {
         "load_s": load_s,
         "rtf": {frames: sorted(t)[len(t) // 2] / frames / FRAME_S for frames, t in times.items()},
         "best": {frames: min(t) / frames / FRAME_S for frames, t in times.items()},
-        "resident_mb": int(lines["VmRSS"].split()[0]) * 1024 / 1e6,
-        "peak_mb": int(lines["VmHWM"].split()[0]) * 1024 / 1e6,
+        "resident_mb": resident_mb,
+        "peak_mb": peak_mb,
         "torch": "torch" in sys.modules,
-        "matrix_gflops": matrix_product(np, threads),
+        "matrix_gflops": matrix_product(),
     }
-
-
-def matrix_product(np: Any, threads: int) -> float:
-    """Return numpy's best float32 matrix product in GFLOP/s, for comparing runs."""
-    one, other = (np.ones((2048, 2048), np.float32) for _ in range(2))
-    best = 1e9
-    for _ in range(4):
-        started_s = time.perf_counter()
-        one @ other
-        best = min(best, time.perf_counter() - started_s)
-    return float(2 * 2048**3 / 1e9 / best)
 
 
 def print_head(threads: int) -> None:

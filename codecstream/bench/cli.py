@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +26,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if (options.artifact is None) == (options.compare is None):
-        parser.error("give an artifact, or --compare A.json B.json")
+        parser.error("give an artifact, or --compare A B")
     try:
         if options.compare is not None:
             first, second = (_read(path) for path in options.compare)
             try:
                 text = compare_text(first, second)
-            except (KeyError, TypeError, ZeroDivisionError) as error:
+            except (AttributeError, LookupError, TypeError, ArithmeticError) as error:
                 raise ValueError(f"a report lacks what is compared: {error!r}") from error
             sys.stdout.write(text)
             return EXIT_REAL_TIME
         return _measure(options)
     except (CodecStreamError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return EXIT_NOT_COMPLETED
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+    return EXIT_NOT_COMPLETED
 
 
 def _measure(options: argparse.Namespace) -> int:
@@ -50,42 +54,69 @@ def _measure(options: argparse.Namespace) -> int:
         with_load=options.with_load,
         sweep=not options.no_sweep,
     )
-    if options.out is not None:
-        Path(options.out).mkdir(parents=True)  # fails where it exists: nothing is overwritten
-    try:
-        report = run_bench(settings, lambda text: print(f"{text} ...", file=sys.stderr))
-    except BaseException:
-        if options.out is not None:
-            with suppress(OSError):
-                Path(options.out).rmdir()  # the next try needs it as much
-        raise
+    _check_places(options)
+    report = run_bench(settings, lambda text: print(f"{text} ...", file=sys.stderr))
     text, document = report_text(report), json.dumps(report, indent=2, allow_nan=False) + "\n"
-    if options.out is not None:
-        (Path(options.out) / "report.txt").write_text(text, encoding="utf-8")
-        (Path(options.out) / "report.json").write_text(document, encoding="utf-8")
+    (sys.stderr if options.json == "-" else sys.stdout).write(text)
     if options.json == "-":
         sys.stdout.write(document)
-        sys.stderr.write(text)
-    else:
-        sys.stdout.write(text)
-        if options.json is not None:
-            Path(options.json).write_text(document, encoding="utf-8")
+    elif options.json is not None:
+        Path(options.json).write_text(document, encoding="utf-8")
+    if options.out is not None:
+        _write_folder(Path(options.out), {"report.txt": text, "report.json": document})
     return EXIT_REAL_TIME if report["verdict"]["real_time"] else EXIT_TOO_SLOW
 
 
-def _read(path: str) -> dict[str, Any]:
+def _check_places(options: argparse.Namespace) -> None:
+    """Find out before half an hour of measuring whether its figures can be kept.
+
+    Raises:
+        ValueError: They cannot.
+    """
+    if options.out is not None and os.path.lexists(options.out):
+        raise ValueError(f"--out {options.out} exists: name a new folder")
+    if options.json not in (None, "-") and Path(options.json).is_dir():
+        raise ValueError(f"--json {options.json} is a folder: name a file, or use --out")
+    for option in ("out", "json"):
+        place = getattr(options, option)
+        if place in (None, "-"):
+            continue
+        parent = Path(place).absolute().parent
+        if not parent.is_dir() or not os.access(parent, os.W_OK):
+            raise ValueError(f"--{option} {place}: {parent} is not a folder that can be written to")
+
+
+def _write_folder(folder: Path, files: Mapping[str, str]) -> None:
+    """Make a folder that has all of the files, or none at all."""
+    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.absolute().parent))
     try:
-        report = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        part.chmod(0o755)
+        for name, text in files.items():
+            (part / name).write_text(text, encoding="utf-8")
+        part.rename(folder)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def _read(given: str) -> dict[str, Any]:
+    path = Path(given, "report.json") if Path(given).is_dir() else Path(given)  # of --out
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(report, dict) or report.get("format") != FORMAT:
         raise ValueError(f"{path} is not a report of codecstream-bench")
     if report.get("format_version") != FORMAT_VERSION:
         raise ValueError(
-            f"{path} has format version {report.get('format_version')}, this codecstream compares "
-            f"{FORMAT_VERSION}"
+            f"{path} has format version {report.get('format_version')!r}, "
+            f"this codecstream compares {FORMAT_VERSION}"
         )
     return report
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -120,7 +151,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", metavar="FILE", help="all figures; - for standard output")
     parser.add_argument("--out", metavar="DIR", help="a new folder for the report in both forms")
     parser.add_argument(
-        "--compare", nargs=2, metavar=("A.json", "B.json"), help="two reports: B over A"
+        "--compare",
+        nargs=2,
+        metavar=("A", "B"),
+        help="two reports, of --json or folders of --out: B over A",
     )
     return parser
 

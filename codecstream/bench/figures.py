@@ -6,20 +6,28 @@ Nothing here measures: times come in, figures go out.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from codecstream.geometry import CodecGeometry
 from codecstream.metrics import ChunkTime, summarise
+from codecstream.policy import AdaptivePolicy
 from codecstream.schedule import Ramp
+from codecstream.simulate import simulate
 
 __all__ = [
     "Playback",
+    "PolicyPlayback",
     "SizeFigures",
     "Verdict",
+    "intervals",
     "judge",
     "nearest_rank",
     "rtf_by_interval",
+    "share_of_product",
     "simulate_playback",
+    "simulate_policy",
     "summarise_size",
 ]
 
@@ -84,7 +92,7 @@ def summarise_size(frames: int, times_ms: Sequence[float], frame_ms: float) -> S
 
 @dataclass(frozen=True, slots=True)
 class Playback:
-    """An utterance as a player would have heard it, had chunks taken what they took here.
+    """An utterance as a player with a fixed delay would have played it, had chunks taken so long.
 
     Attributes:
         pace: The talker's time per frame over the frame's duration.
@@ -144,6 +152,46 @@ def simulate_playback(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyPlayback:
+    """The same with an ``AdaptivePolicy``, which chooses sizes and the start by what it measures.
+
+    Attributes:
+        start_ms: When playback starts; frames begin to come at 0.
+        underruns: Times that it runs dry.
+        silence_ms: How long, together.
+    """
+
+    start_ms: float
+    underruns: int
+    silence_ms: float
+
+
+def simulate_policy(
+    cost_ms: Mapping[int, float],
+    max_frames: int | None,
+    pace: float,
+    frames: int,
+    geometry: CodecGeometry,
+) -> PolicyPlayback:
+    """Play the same utterance as :func:`simulate_playback` with an ``AdaptivePolicy``.
+
+    Args:
+        cost_ms: See there; the policy knows them from the start.
+        max_frames: The largest chunk that the program takes; None for any.
+        pace: See there.
+        frames: See there.
+        geometry: The decoder's.
+    """
+    frame_s = 1 / geometry.frame_rate_hz
+    costs_s = {size: ms / 1000 for size, ms in cost_ms.items()}
+    policy = AdaptivePolicy(costs_s, max_frames=max_frames, geometry=geometry)
+    packets = [((index + 1) * frame_s * pace, 1) for index in range(frames)]
+    played = simulate(policy, packets, lambda size: _cost(costs_s, size), frame_s=frame_s)
+    assert played.start_s is not None
+    return PolicyPlayback(played.start_s * 1000, played.underruns, played.stall_s * 1000)
+
+
 def _timeline(
     cost_ms: Mapping[int, float],
     schedule: Sequence[int],
@@ -162,18 +210,18 @@ def _timeline(
     return chunks
 
 
-def _cost(cost_ms: Mapping[int, float], size: int) -> float:
+def _cost(costs: Mapping[int, float], size: int) -> float:
     """Return the cost of a size, on a line between those that were measured."""
-    if size in cost_ms:
-        return cost_ms[size]
-    known = sorted(cost_ms)
+    if size in costs:
+        return costs[size]
+    known = sorted(costs)
     below = max((k for k in known if k < size), default=None)
     above = min((k for k in known if k > size), default=None)
     if below is None or above is None:
         nearest = known[0] if below is None else known[-1]
-        return cost_ms[nearest] * max(1.0, size / nearest)
+        return costs[nearest] * max(1.0, size / nearest)
     share = (size - below) / (above - below)
-    return cost_ms[below] + share * (cost_ms[above] - cost_ms[below])
+    return costs[below] + share * (costs[above] - costs[below])
 
 
 def _play(chunks: Sequence[ChunkTime], start_ms: float) -> tuple[int, float]:
@@ -190,24 +238,51 @@ def _play(chunks: Sequence[ChunkTime], start_ms: float) -> tuple[int, float]:
     return underruns, silence_ms
 
 
-def rtf_by_interval(ends_s: Sequence[float], audio_s: float, interval_s: float) -> list[float]:
-    """Return the real-time factor of each interval of a sustained run.
+def share_of_product(turns: Sequence[tuple[float, float]], flop: int) -> float:
+    """Return what decoding reaches of a matrix product's speed: the median of all turns.
+
+    Args:
+        turns: GFLOP/s of the product and ms of the chunk behind it. On a shared machine both move
+            by a third, and only what is timed together can be compared.
+        flop: Of a chunk.
+    """
+    return statistics.median(flop / (ms * 1e6) / gflops for gflops, ms in turns)
+
+
+def intervals(ends_s: Sequence[float], interval_s: float) -> list[range]:
+    """Return which chunks of a sustained run belong to each interval of it.
 
     Args:
         ends_s: When each chunk was ready, from the start of the run.
-        audio_s: Audio of a chunk.
         interval_s: Length of an interval. What is left at the end is one of its own where it is
             at least half as long, and otherwise belongs to the last.
     """
-    factors: list[float] = []
+    found: list[range] = []
     first, begin_s = 0, 0.0
     for index, end_s in enumerate(ends_s):
         rest_s = ends_s[-1] - end_s
         if end_s - begin_s >= interval_s and (rest_s == 0 or rest_s >= interval_s / 2):
-            factors.append((end_s - begin_s) / (audio_s * (index + 1 - first)))
+            found.append(range(first, index + 1))
             first, begin_s = index + 1, end_s
     if first < len(ends_s):
-        factors.append((ends_s[-1] - begin_s) / (audio_s * (len(ends_s) - first)))
+        found.append(range(first, len(ends_s)))
+    return found
+
+
+def rtf_by_interval(ends_s: Sequence[float], audio_s: float, interval_s: float) -> list[float]:
+    """Return the real-time factor of each interval of a sustained run.
+
+    Args:
+        ends_s: See :func:`intervals`.
+        audio_s: Audio of a chunk.
+        interval_s: See :func:`intervals`.
+    """
+    factors: list[float] = []
+    begin_s = 0.0
+    for chunks in intervals(ends_s, interval_s):
+        end_s = ends_s[chunks[-1]]
+        factors.append((end_s - begin_s) / (audio_s * len(chunks)))
+        begin_s = end_s
     return factors
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -16,14 +17,18 @@ from typing import Any
 from codecstream.artifact import Artifact, open_artifact
 from codecstream.bench.figures import (
     SizeFigures,
+    intervals,
     judge,
     rtf_by_interval,
+    share_of_product,
     simulate_playback,
+    simulate_policy,
     summarise_size,
 )
 from codecstream.bench.host import describe_host
 from codecstream.cpus import usable_cpus
 from codecstream.errors import CodecStreamError
+from codecstream.manifest import Manifest
 from codecstream.schedule import Ramp
 
 __all__ = ["FORMAT_VERSION", "BenchError", "Settings", "run_bench"]
@@ -34,9 +39,12 @@ PACES = (0.5, 1.0, 1.2)
 PLAYED_S = 20.0  # length of the simulated utterances
 PREBUFFER_MARGIN_S = 0.25  # of the example player, on top of what its ramp needs at pace 1
 SWEEP_REPEATS = 5
+TURNS = 9
 INTERVAL_S = 60.0
 MIN_INTERVALS = 5  # a run shorter than five minutes is cut into five
+MAX_THREADS = 1024
 WORKER_TIMEOUT_S = 600.0  # to start
+MAX_TIMEOUT_S = 7 * 24 * 3600.0  # systems' timers end somewhere
 SLOWEST_RTF = 20.0  # that is waited for: a device that is too slow gets figures, not an error
 
 # "import codecstream" and little more: the package is light.
@@ -79,8 +87,10 @@ class Settings:
     sweep: bool = True
 
     def __post_init__(self) -> None:
-        if self.threads is not None and self.threads < 1:
-            raise ValueError(f"threads must be at least 1, not {self.threads}")
+        if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
+            raise ValueError(
+                f"threads must be at least 1 and at most {MAX_THREADS}, not {self.threads}"
+            )
         if self.repeats < 1 or not 0 <= self.minutes <= 24 * 60:
             raise ValueError(
                 f"at least 1 repeat and 0 to {24 * 60} minutes, not {self.repeats} and "
@@ -109,9 +119,10 @@ def run_bench(settings: Settings, say: Say = lambda text: None) -> dict[str, Any
     def worker(**task: Any) -> dict[str, Any]:
         timed_s = task["repeats"] * sum(task["sizes"]) * frame_ms / 1000
         timeout_s = WORKER_TIMEOUT_S + SLOWEST_RTF * timed_s + 2 * task["sustained_s"]
-        return _run_worker({"artifact": str(artifact.folder), "peak": False, **task}, timeout_s)
+        timeout_s = min(timeout_s, MAX_TIMEOUT_S)
+        return _run_worker({"artifact": str(artifact.folder), "turns": 0, **task}, timeout_s)
 
-    def steady(what: str, sustained_s: float, peak: bool) -> dict[str, Any]:
+    def steady(what: str, sustained_s: float, in_turns: bool) -> dict[str, Any]:
         say(what)
         return worker(
             threads=threads,
@@ -119,19 +130,21 @@ def run_bench(settings: Settings, say: Say = lambda text: None) -> dict[str, Any
             repeats=settings.repeats,
             sustained_s=sustained_s,
             sustained_frames=largest,
-            peak=peak,
+            turns=min(TURNS, settings.repeats) if in_turns else 0,
         )
 
     sustained_s = settings.minutes * 60
-    main = steady(f"decoding with {threads} threads", sustained_s, peak=True)
+    main = steady(f"decoding with {threads} threads", sustained_s, in_turns=True)
     figures = _figures(main, frame_ms)
     interval_s = min(INTERVAL_S, max(sustained_s / MIN_INTERVALS, 1.0))
-    sustained = rtf_by_interval(main["sustained_ends_s"], largest * frame_ms / 1000, interval_s)
+    ends_s = main["sustained_ends_s"]
+    sustained = rtf_by_interval(ends_s, largest * frame_ms / 1000, interval_s)
+    sustained_mb = [main["sustained_mb"][part[-1]] for part in intervals(ends_s, interval_s)]
     verdict = judge(figures, largest, sustained)
     loaded = None
     if settings.with_load:
         with _busy_cpus(max(1, usable_cpus() - threads)) as processes:
-            beside = steady(f"decoding beside {processes} busy processes", 0.0, peak=False)
+            beside = steady(f"decoding beside {processes} busy processes", 0.0, in_turns=False)
         loaded_figures = _figures(beside, frame_ms)
         loaded = {
             "busy_processes": processes,
@@ -168,15 +181,16 @@ def run_bench(settings: Settings, say: Say = lambda text: None) -> dict[str, Any
             "interval_s": interval_s,
             "frames": largest,
             "rtf": sustained or None,
+            "resident_mb": None if None in sustained_mb else sustained_mb or None,
             "slowdown": sustained[-1] / sustained[0] if sustained else None,
         },
         "with_load": loaded,
         "threads": sweep,
-        "playback": _playback(figures, manifest.ramp, frame_ms),
+        "playback": _playback(figures, manifest),
         "peak": {
-            "gflops": main["gflops"],
+            "gflops": statistics.median(gflops for gflops, _ in main["turns"]),
             "flop_per_frame": flop,
-            "share": _share(figures, largest, flop, main["gflops"]),
+            "share": None if flop is None else share_of_product(main["turns"], flop * largest),
         },
     }
     return {**report, "null_because": _reasons(report)}
@@ -246,26 +260,20 @@ def _sweep(
         yield {"threads": threads, "sizes": sizes, "resident_mb": measured["resident_mb"]}
 
 
-def _playback(
-    figures: Sequence[SizeFigures], ramp: Sequence[int], frame_ms: float
-) -> list[dict[str, Any]]:
+def _playback(figures: Sequence[SizeFigures], manifest: Manifest) -> list[dict[str, Any]]:
     """Simulate utterances in which every chunk takes what 90 % of its size do not exceed."""
+    geometry = manifest.codec_geometry()
+    frame_ms = 1000 / geometry.frame_rate_hz
     cost_ms = {item.frames: item.p90_ms for item in figures}
-    prebuffer_ms = Ramp.of(ramp).start_delay_frames() * frame_ms + PREBUFFER_MARGIN_S * 1000
+    delay_ms = Ramp.of(manifest.ramp).start_delay_frames() * frame_ms
+    prebuffer_ms = delay_ms + PREBUFFER_MARGIN_S * 1000
     frames = round(PLAYED_S * 1000 / frame_ms)
-    return [
-        asdict(simulate_playback(cost_ms, ramp, pace, frames, frame_ms, prebuffer_ms))
-        for pace in PACES
-    ]
-
-
-def _share(
-    figures: Sequence[SizeFigures], largest: int, flop: int | None, gflops: float | None
-) -> float | None:
-    if flop is None or not gflops:
-        return None
-    (item,) = [item for item in figures if item.frames == largest]
-    return flop * largest / (item.min_ms * 1e6) / gflops
+    rows = []
+    for pace in PACES:
+        played = simulate_playback(cost_ms, manifest.ramp, pace, frames, frame_ms, prebuffer_ms)
+        adaptive = simulate_policy(cost_ms, manifest.frames.max, pace, frames, geometry)
+        rows.append({**asdict(played), "adaptive": asdict(adaptive)})
+    return rows
 
 
 def _describe(artifact: Artifact) -> dict[str, Any]:
@@ -289,8 +297,7 @@ def _difference(after: float | None, before: float | None) -> float | None:
 _WHY = {
     "with_load": "--with-load was not given",
     "threads": "the sweep was turned off",
-    "sustained.rtf": "--minutes is 0",
-    "sustained.slowdown": "--minutes is 0",
+    "sustained": "--minutes is 0",
     "peak.flop_per_frame": "the artifact does not say how much arithmetic a frame takes",
     "peak.share": "the artifact does not say how much arithmetic a frame takes",
     "host": "this system does not say",
@@ -301,15 +308,18 @@ _WHY = {
 
 def _reasons(report: Mapping[str, Any]) -> dict[str, str]:
     """Return why each figure that is None is."""
+    why = dict(_WHY)
+    if report["sustained"]["minutes"]:
+        why["sustained"] = _WHY["memory"]  # of its figures, only memory can be missing then
     found = {}
     for name, value in report.items():
         parts = value.items() if isinstance(value, dict) else ()
         for key, part in parts:
             if part is None:
                 path = f"{name}.{key}"
-                found[path] = _WHY.get(path) or _WHY[name]
+                found[path] = why.get(path) or why[name]
         if value is None:
-            found[name] = _WHY[name]
+            found[name] = why[name]
     return found
 
 

@@ -39,21 +39,19 @@ def report_text(report: dict[str, Any]) -> str:
             f"{sustained['minutes']:g} minutes without a pause, RTF every "
             f"{sustained['interval_s']:.0f} s: {factors}"
         )
+        if sustained["resident_mb"] is not None:
+            held = " ".join(f"{resident:.0f}" for resident in sustained["resident_mb"])
+            lines.append(f"resident then, MB: {held}")
     for item in report["threads"] or ():
         sizes = ", ".join(
             f"{size['frames']} frames {size['p50_ms']:.0f} ms" for size in item["sizes"]
         )
         lines.append(f"{item['threads']} threads: {sizes}")
-    for item in report["playback"]:
-        lines.append(
-            f"a talker at pace {item['pace']:g}: first sound after {item['ttfa_ms']:.0f} ms, "
-            f"{item['underruns']} underruns, {item['silence_ms']:.0f} ms of silence "
-            f"({item['unavoidable_ms']:.0f} for any device)"
-        )
+    lines += ["", *_playback(report["playback"])]
     peak = report["peak"]
     if peak["gflops"]:
         share = "" if peak["share"] is None else f", of which decoding reaches {peak['share']:.2f}"
-        lines.append(f"float32 matrix product: {peak['gflops']:.0f} GFLOP/s{share}")
+        lines += ["", f"float32 matrix product: {peak['gflops']:.0f} GFLOP/s{share}"]
     return "\n".join([*lines, "", report["verdict"]["text"]]) + "\n"
 
 
@@ -79,6 +77,8 @@ def compare_text(first: dict[str, Any], second: dict[str, Any]) -> str:
                     ),
                 )
             )
+    if not rows:
+        raise ValueError("the reports have no chunk size in common")
     lines += ["", *_columns(("frames", "min B/A", "p50 B/A", "p90 B/A", "p99 B/A"), rows)]
     for title, path in (
         ("resident memory", ("memory", "resident_mb")),
@@ -115,9 +115,25 @@ def _sizes(sizes: Iterable[dict[str, Any]]) -> list[str]:
     return _columns(head, rows)
 
 
+def _playback(items: Iterable[dict[str, Any]]) -> list[str]:
+    """A table of who plays from when, and how often it runs dry."""
+    rows = []
+    for item in items:
+        late = f"({item['unavoidable_ms']:.0f} if decoding took no time)"
+        for who, played, note in (
+            ("the ramp, after a fixed delay", item, late if item["unavoidable_ms"] else ""),
+            ("AdaptivePolicy, first utterance", item["adaptive"], ""),
+        ):
+            figures = (played[key] for key in ("start_ms", "underruns", "silence_ms"))
+            rows.append((f"{item['pace']:g}", who, *(f"{value:.0f}" for value in figures), note))
+    return _columns(
+        ("talker's pace", "player", "plays from ms", "underruns", "silence ms", ""), rows
+    )
+
+
 def _columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     return [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in (head, *rows)
     ]

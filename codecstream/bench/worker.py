@@ -7,7 +7,9 @@ that of one program, and thread pools those that were asked for.
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from codecstream.artifact import open_artifact
 from codecstream.memory import return_free_memory
 from codecstream.runtimes import Program, load_artifact, warm_up
 
-__all__ = ["main"]
+__all__ = ["main", "matrix_product", "memory_mb"]
 
 MATRIX = 2048
 MATRIX_REPEATS = 4
@@ -31,8 +33,16 @@ def main(import_ms: float) -> None:
     Args:
         import_ms: What importing this package took, which only the caller can know.
     """
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     result = measure(json.load(sys.stdin), import_ms)
     sys.stdout.write("\n" + json.dumps(result) + "\n")
+
+
+def _end_with(parent: int) -> None:
+    """End this process when the one that wants its figures has gone, however it went."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
 
 
 def measure(task: dict[str, Any], import_ms: float) -> dict[str, Any]:
@@ -41,7 +51,7 @@ def measure(task: dict[str, Any], import_ms: float) -> dict[str, Any]:
     Args:
         import_ms: See :func:`main`.
         task: ``artifact``, ``threads``, ``sizes``, ``repeats``, ``sustained_s``,
-            ``sustained_frames``, and whether to measure the ``peak`` of a matrix product.
+            ``sustained_frames``, and how many ``turns`` to take with a matrix product.
     """
     import_s = time.perf_counter()
     artifact = open_artifact(task["artifact"])
@@ -70,15 +80,16 @@ def measure(task: dict[str, Any], import_ms: float) -> dict[str, Any]:
             "warm_up_ms": (warm_s - load_s) * 1000,
             "first_chunk_ms": (first_s - begin_s) * 1000,
         },
-        "loaded_mb": _memory_mb()[0],
+        "loaded_mb": memory_mb()[0],
         "times_ms": _time_sizes(program, task["sizes"], task["repeats"], codes),
     }
-    result["resident_mb"] = _memory_mb()[0]
-    result["sustained_ends_s"] = _decode_on(
+    result["resident_mb"] = memory_mb()[0]
+    result["sustained_ends_s"], result["sustained_mb"] = _decode_on(
         program, task["sustained_frames"], task["sustained_s"], codes
     )
-    result["resident_after_mb"], result["peak_mb"] = _memory_mb()
-    result["gflops"] = _matrix_product() if task["peak"] else None
+    result["resident_after_mb"], result["peak_mb"] = memory_mb()
+    # Last: numpy's own buffers are not the program's memory.
+    result["turns"] = _in_turns(program, task["sustained_frames"], task["turns"], codes)
     return result
 
 
@@ -97,20 +108,38 @@ def _time_sizes(
     return times_ms
 
 
-def _decode_on(program: Program, frames: int, seconds: float, codes: Any) -> list[float]:
-    """Decode chunk after chunk for so long; return when each was ready."""
+def _decode_on(
+    program: Program, frames: int, seconds: float, codes: Any
+) -> tuple[list[float], list[float | None]]:
+    """Decode chunk after chunk for so long; return when each was ready, and the memory then."""
     ends_s: list[float] = []
+    resident_mb: list[float | None] = []
     state = program.initial_state()
     begin_s = time.perf_counter()
-    while not ends_s or ends_s[-1] < seconds:
+    while seconds > 0 and (not ends_s or ends_s[-1] < seconds):
         _, state = program.step(codes(frames), state)
         ends_s.append(time.perf_counter() - begin_s)
-    return ends_s if seconds > 0 else []
+        resident_mb.append(memory_mb()[0])
+    return ends_s, resident_mb
 
 
-def _matrix_product() -> float:
+def _in_turns(program: Program, frames: int, turns: int, codes: Any) -> list[tuple[float, float]]:
+    """Return GFLOP/s of a matrix product and ms of the chunk decoded right behind it, by turn."""
+    measured: list[tuple[float, float]] = []
+    state = program.initial_state()
+    for _ in range(turns):
+        time.sleep(SETTLE_S)
+        gflops = matrix_product()
+        time.sleep(SETTLE_S)
+        chunk = codes(frames)
+        begin_s = time.perf_counter()
+        _, state = program.step(chunk, state)
+        measured.append((gflops, (time.perf_counter() - begin_s) * 1000))
+    return measured
+
+
+def matrix_product() -> float:
     """Return numpy's best float32 matrix product in GFLOP/s: what these cores can do."""
-    time.sleep(SETTLE_S)
     one, other = (np.ones((MATRIX, MATRIX), np.float32) for _ in range(2))
     best_s = float("inf")
     for _ in range(MATRIX_REPEATS):
@@ -120,7 +149,7 @@ def _matrix_product() -> float:
     return float(2 * MATRIX**3 / 1e9 / best_s)
 
 
-def _memory_mb() -> tuple[float | None, float | None]:
+def memory_mb() -> tuple[float | None, float | None]:
     """Return what this process holds now, and the most it ever held, in MB."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()

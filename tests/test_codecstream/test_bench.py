@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +18,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codecstream import Ramp
+from codecstream import CodecGeometry, Ramp
 from codecstream.bench import cli, run
 from codecstream.bench.figures import (
+    intervals,
     judge,
     nearest_rank,
     rtf_by_interval,
+    share_of_product,
     simulate_playback,
+    simulate_policy,
     summarise_size,
 )
 from codecstream.bench.host import describe_host
@@ -131,6 +138,28 @@ def test_sizes_that_were_not_measured_lie_between_those_that_were(size: int) -> 
     assert found.ttfa_ms - size * FRAME_MS == pytest.approx(10 * size if size > 1 else 20)
 
 
+@pytest.mark.parametrize("cost", [0.0, 0.5, 0.9])
+def test_a_policy_starts_seconds_before_the_ramp_and_does_not_run_dry(cost: float) -> None:
+    """A frame comes every 80 ms and takes ``cost`` of that to decode: one by one will do."""
+    costs = {size: size * FRAME_MS * cost for size in (1, *RAMP)}
+    found = simulate_policy(costs, 25, 1.0, 250, CodecGeometry())
+    ramp = simulate_playback(costs, RAMP, 1.0, 250, FRAME_MS, prebuffer_ms=0.0)
+    assert (found.underruns, found.silence_ms) == (0, 0)
+    assert (1 + cost) * FRAME_MS <= found.start_ms <= ramp.playback_start_ms - 1400
+
+
+def test_a_policy_cannot_save_a_device_that_is_too_slow() -> None:
+    costs = {size: size * FRAME_MS * 2 for size in (1, *RAMP)}
+    found = simulate_policy(costs, 25, 1.0, 250, CodecGeometry())
+    assert found.start_ms + found.silence_ms >= 250 * FRAME_MS
+
+
+def test_share_of_the_product_by_hand() -> None:
+    """2 GFLOP in 10, 20 and 40 ms are 200, 100 and 50 GFLOP/s."""
+    turns = [(400.0, 10.0), (100.0, 20.0), (500.0, 40.0)]
+    assert share_of_product(turns, 2_000_000_000) == pytest.approx(0.5)
+
+
 # Sustained
 
 
@@ -140,6 +169,8 @@ def test_intervals_by_hand() -> None:
     assert rtf_by_interval([1, 2, 3, 4], 2.0, 3.0) == [pytest.approx(0.5)]  # the rest is short
     assert rtf_by_interval([1.0], 2.0, 60.0) == [0.5]
     assert rtf_by_interval([], 2.0, 60.0) == []
+    assert intervals([1, 2, 3, 4.5, 6], 3.0) == [range(3), range(3, 5)]
+    assert intervals([1, 2, 3, 4], 3.0) == [range(4)]
 
 
 @given(st.lists(st.floats(0.01, 5), min_size=1, max_size=60), st.floats(0.5, 10))
@@ -227,9 +258,12 @@ def test_the_report_has_what_was_asked_for(report: dict[str, Any]) -> None:
     assert report["threads"][0]["threads"] == 1
     assert [item["frames"] for item in report["threads"][0]["sizes"]] == [2, 25]
     assert [item["pace"] for item in report["playback"]] == [0.5, 1.0, 1.2]
-    assert report["sustained"]["rtf"]
+    assert all(item["adaptive"]["start_ms"] > 0 for item in report["playback"])
+    assert len(report["sustained"]["rtf"]) == len(report["sustained"]["resident_mb"]) >= 1
+    assert report["sustained"]["resident_mb"][-1] >= report["memory"]["resident_mb"] / 2
     assert report["memory"]["peak_mb"] >= report["memory"]["resident_mb"] > 10
     assert report["peak"]["gflops"] > 0
+    assert (report["peak"]["share"] is None) == (report["peak"]["flop_per_frame"] is None)
 
 
 def test_every_null_has_a_reason(report: dict[str, Any]) -> None:
@@ -245,10 +279,10 @@ def test_reports_are_compared(report: dict[str, Any], tmp_path: Path, capsys: An
     for item in faster["sizes"]:
         for key in ("min_ms", "p50_ms", "p90_ms", "p99_ms"):
             item[key] /= 2
-    paths = []
-    for name, document in (("a", report), ("b", faster)):
-        paths.append(tmp_path / f"{name}.json")
-        paths[-1].write_text(json.dumps(document))
+    paths = [tmp_path / "a.json", tmp_path / "b"]  # the second as --out makes it
+    paths[0].write_text(json.dumps(report))
+    paths[1].mkdir()
+    (paths[1] / "report.json").write_text(json.dumps(faster))
     assert cli.main(["--compare", *map(str, paths)]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["25", "0.50", "0.50", "0.50", "0.50"] in rows
@@ -280,7 +314,11 @@ def test_json_on_standard_output(tiny_artifact: Path, capsys: pytest.CaptureFixt
         (("--minutes", "-1"), "0 to 1440 minutes"),
         (("--minutes", "nan"), "0 to 1440 minutes"),
         (("--sizes", "0"), "positive whole numbers"),
-        (("--out", "EXISTS"), "File exists"),
+        (("--threads", "9" * 20), "at most 1024"),
+        (("--json", "EXISTS"), "is a folder"),
+        (("--json", "/nowhere/report.json"), "/nowhere is not a folder"),
+        (("--out", "/nowhere/report"), "/nowhere is not a folder"),
+        (("--out", "EXISTS"), "exists: name a new folder"),
     ],
 )
 def test_wrong_use_is_told_in_one_line(
@@ -316,6 +354,8 @@ def test_an_artifact_or_two_reports(arguments: list[str]) -> None:
         ("{", "is not JSON"),
         ("[]", "is not a report"),
         ('{"format": "codecstream-bench", "format_version": 9}', "has format version 9"),
+        ('{"format": "codecstream-bench", "format_version": "1"}', "has format version '1'"),
+        ('{"format": "codecstream-bench", "format_version": NaN}', "NaN is no number"),
         ('{"format": "codecstream-bench", "format_version": 1}', "lacks what is compared"),
     ],
 )
@@ -401,3 +441,94 @@ def test_the_bench_needs_neither_torch_nor_rich() -> None:
         "import codecstream.bench.cli, codecstream.bench.worker"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda report: report.update(sizes=[]), "no chunk size in common"),
+        (lambda report: report["sizes"][0].update(p50_ms=10**400), "lacks what is compared"),
+        (lambda report: report.update(host=[]), "lacks what is compared"),
+    ],
+)
+def test_a_report_that_makes_no_sense_is_not_compared(
+    report: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: Callable[[dict[str, Any]], None],
+    message: str,
+) -> None:
+    broken = json.loads(json.dumps(report))
+    change(broken)
+    (tmp_path / "a.json").write_text(json.dumps(broken))
+    (tmp_path / "b.json").write_text(json.dumps(report))
+    assert cli.main(["--compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 2
+    assert message in capsys.readouterr().err
+
+
+def running(tmp_path: Path, artifact: Path) -> tuple[subprocess.Popen[str], int]:
+    """Start a bench that takes minutes; return it, and its measuring process once that decodes."""
+    psutil = pytest.importorskip("psutil")
+    code = (
+        "import signal, sys\nfrom codecstream.bench.cli import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored in background jobs
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    arguments = [str(artifact), "--minutes", "5", "--out", "out"]
+    bench = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert bench.stderr is not None
+    assert "decoding with" in bench.stderr.readline()
+    until_s = time.monotonic() + 60
+    while time.monotonic() < until_s:
+        for child in psutil.Process(bench.pid).children():
+            if child.cpu_times().user > 0.5:
+                return bench, child.pid
+        time.sleep(0.05)
+    bench.kill()
+    bench.communicate()
+    raise AssertionError("nothing was measured")
+
+
+def works(pid: int) -> bool:
+    """Whether a process is there and is not one that nobody has buried."""
+    psutil = pytest.importorskip("psutil")
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_bench_that_is_ended_leaves_no_process_and_no_folder(
+    tiny_artifact: Path, tmp_path: Path, how: signal.Signals
+) -> None:
+    bench, worker = running(tmp_path, tiny_artifact)
+    with bench:
+        bench.send_signal(how)
+        try:
+            errors = bench.communicate(timeout=60)[1]
+        finally:
+            bench.kill()
+    if how is signal.SIGINT:
+        assert (bench.returncode, errors) == (2, "error: interrupted\n")
+    until_s = time.monotonic() + 30
+    while works(worker) and time.monotonic() < until_s:
+        time.sleep(0.1)
+    assert not works(worker)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_not_there_by_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "rename", lambda self, target: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        cli._write_folder(tmp_path / "out", {"report.txt": "x"})
+    assert list(tmp_path.iterdir()) == []

@@ -40,7 +40,6 @@ import contextlib
 import logging
 import math
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -52,6 +51,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 import msgspec
 
 from codecstream.errors import CaptureError
+from codecstream.monitor import new_lock
 
 if TYPE_CHECKING:
     from codecstream.options import Options
@@ -167,7 +167,7 @@ class Capture:
         self.include_headers = include_headers
         self.lost = 0
         self._closes_with_client = False
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._file: IO[bytes] | None = None
         self._begun_s: float | None = None
         self._connections = 0

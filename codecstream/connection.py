@@ -217,12 +217,12 @@ class Connection:
             await self._socket.close(1011)
         finally:
             self.closed = True
-            self._options.observers.disconnected(*self._ended_with)
             self._abort_sender()
             self._deliver(self.session.receive_eof(*self._ended_with))
             if self._speech is not None:  # nothing of it was sent yet: the session knows nothing
                 self._speech.lose_connection(*self._ended_with)
                 self._release()
+            self._options.observers.disconnected(*self._ended_with)
 
     def _deliver(self, events: list[Event]) -> None:
         speech = self._speech

@@ -25,6 +25,7 @@ from codecstream.devices import (
     load_sounddevice,
 )
 from codecstream.errors import PlaybackError
+from codecstream.monitor import Flag
 
 __all__ = ["RESTART_S", "DeviceStream", "StreamFormat", "within"]
 
@@ -90,10 +91,10 @@ class DeviceStream:
         self._clock = clock
         self._read_into: Callable[[NDArray[np.float32]], bool]
         self._stop_type: type[Exception] = load_sounddevice().CallbackStop
-        self._called = threading.Event()
+        self._called = Flag()
         self._called_s = 0.0
         self._over_s: float | None = None  # when the last block was handed out
-        self.finished = threading.Event()
+        self.finished = Flag()
         self.failure: BaseException | None = None
         self.underflows = 0
         self.device = find_device(device)

@@ -16,6 +16,7 @@ written there: only how long it is.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -67,8 +68,9 @@ class Observer:
     """Base class of hooks: override what you want to see; the rest does nothing.
 
     Calls come from the event loop, or from the threads of a :func:`codecstream.sync_connect`
-    client; they must not wait and must not call the client. What they raise is logged, once, and
-    disturbs nothing.
+    client; they must not wait. What they raise is logged, once, and disturbs nothing, but for what
+    ends a program, in its main thread. Of a client for threads they may call ``cancel``, ``close``,
+    ``pause`` and ``resume``, of that client alone.
     """
 
     def connected(self, url: str) -> None:
@@ -140,7 +142,12 @@ class Observers:
             for observer in self._all:
                 try:
                     getattr(observer, name)(*arguments)
-                except Exception:
+                except BaseException as error:
+                    # SystemExit and its like end the program where they can, in the main thread,
+                    # where a signal's handler may have raised them; elsewhere only the thread.
+                    main = threading.current_thread() is threading.main_thread()
+                    if main and not isinstance(error, Exception):
+                        raise
                     if not self._told:
                         _log.exception("an observer failed in %s; it is told once", name)
                     self._told = True

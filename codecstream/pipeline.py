@@ -107,7 +107,7 @@ class DecodePipeline:
         paused: Whether the caller wants no chunk for now.
         frames_decoded: Frames whose audio was decoded.
         frames_taken: Frames whose audio the caller has taken.
-        sentences: Sentences that began.
+        sentences: Sentences that began to arrive.
         timeline: Times of all chunks, in order.
         audio_ready_max_s: The most audio that was decoded and not taken at a time.
         decode_ms_total: Time spent decoding, and
@@ -146,6 +146,7 @@ class DecodePipeline:
         self.frames_decoded = 0
         self.frames_taken = 0
         self.sentences = 0
+        self._sentences_decoded = 0  # the last one perhaps in part
         self.timeline: list[ChunkTime] = []
         self.audio_ready_max_s = 0.0
         self.decode_ms_total = 0.0
@@ -186,6 +187,7 @@ class DecodePipeline:
         if isinstance(event, UtteranceFailed) and not event.after_audio:
             self.stop(event.error)
         else:
+            self.sentences += isinstance(event, SentenceStarted)
             self._inbox.append((event, arrival_ms))
             if self._pacing is not None:
                 self._pacing.changed()
@@ -224,7 +226,7 @@ class DecodePipeline:
             frames=frames,
             first_frame=self.frames_decoded,
             idx=len(self.timeline),
-            sentence_index=max(0, self.sentences - 1),
+            sentence_index=max(0, self._sentences_decoded - 1),
             arrival_ms=job.arrival_ms,
             t_ms=t_ms,
             decode_ms=decode_ms,
@@ -247,7 +249,7 @@ class DecodePipeline:
         self._ready_samples += pcm.size
         self.audio_ready_max_s = max(self.audio_ready_max_s, self.audio_ready_s)
 
-    def fail_job(self, job: Job, error: Exception) -> None:
+    def fail_job(self, job: Job, error: BaseException) -> None:
         """Take note that ``job`` could not be decoded: the utterance ends here."""
         if job is self._job:
             self._job = None
@@ -261,6 +263,8 @@ class DecodePipeline:
         if self._pacing is not None:
             self._pacing.back()
         if self.paused or not self._ready or not self._wanted(now_s):
+            return None
+        if not self._ready:  # cancelled by what a policy runs, or by a signal's handler
             return None
         chunk = self._ready.popleft()
         self._ready_samples -= chunk.pcm.size
@@ -364,7 +368,7 @@ class DecodePipeline:
 
     def _start_sentence(self) -> None:
         self._decoder.reset()
-        self.sentences += 1
+        self._sentences_decoded += 1
 
     def _after(self, event: Event) -> Callable[[], None] | None:
         """Return what follows the frames up to ``event``, which end with it; None for others."""
@@ -399,7 +403,7 @@ def _nothing() -> None:
     pass
 
 
-def _as_ours(error: Exception) -> CodecStreamError:
+def _as_ours(error: BaseException) -> CodecStreamError:
     """Return ``error`` as one of ours: a runtime's own must reach the caller, not a log."""
     if isinstance(error, CodecStreamError):
         return error

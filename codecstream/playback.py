@@ -15,7 +15,6 @@ every channel plays it. A device that goes away, or fails in any other way, ends
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -33,6 +32,7 @@ from codecstream.errors import (
     OutputError,
     PlaybackError,
 )
+from codecstream.monitor import new_lock
 from codecstream.playback_buffer import PlaybackBuffer
 from codecstream.resample import Resampler
 from codecstream.sinks import ClosingSink
@@ -72,7 +72,8 @@ class PlaybackStats:
 class Player(ClosingSink):
     """Plays mono audio on a sound device; a :class:`codecstream.sinks.Sink`.
 
-    One thread writes and drains. Any thread may call everything else meanwhile.
+    One thread writes and drains. Any thread may call everything else meanwhile, but no signal's
+    handler in the thread that writes: it would come in the middle of it. Let it set a flag.
 
     Args:
         sample_rate_hz: Rate of the audio, in Hz.
@@ -128,7 +129,7 @@ class Player(ClosingSink):
         self._on_lost = on_lost
         self._clock = clock
         # The device's thread takes the buffer's lock only, never this one.
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._error: PlaybackError | None = None  # why nothing can be played any more
         self._clears = 0
         self._earlier = PlaybackStats()  # of utterances and devices that are over

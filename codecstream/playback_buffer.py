@@ -19,7 +19,6 @@ silence before its first sample, behind its last and while paused is none.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -27,6 +26,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from codecstream.monitor import Monitor
 
 __all__ = ["BufferCounts", "PlaybackBuffer"]
 
@@ -76,7 +77,7 @@ class PlaybackBuffer:
         self.start_delay_s = start_delay_s
         self._capacity = capacity_samples
         self._clock = clock
-        self._changed = threading.Condition()
+        self._monitor = Monitor()
         self._chunks: deque[NDArray[np.float32]] = deque()
         self._queued = 0
         self._played = 0
@@ -94,7 +95,7 @@ class PlaybackBuffer:
     @property
     def counts(self) -> BufferCounts:
         """The counts so far."""
-        with self._changed:
+        with self._monitor.lock:
             return self._counts()
 
     @property
@@ -109,7 +110,7 @@ class PlaybackBuffer:
         is asked for. Silence that is still to come before the first sample is added. None while
         nothing is queued and nothing plays, ``inf`` while paused.
         """
-        with self._changed:
+        with self._monitor.lock:
             playing = self._started and not self._silence
             if not self._queued and not playing:
                 return None
@@ -126,7 +127,7 @@ class PlaybackBuffer:
 
     def append(self, samples: NDArray[np.float32]) -> None:
         """Queue float32 ``[samples]``, which must not change afterwards. Never waits."""
-        with self._changed:
+        with self._monitor.lock:
             if self._first_append_s is None:
                 self._first_append_s = self._clock()
             self._ended = False
@@ -135,12 +136,12 @@ class PlaybackBuffer:
 
     def wait_for_room(self, timeout_s: float) -> bool:
         """Wait until less than the capacity is queued; return False when the time is over."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._queued < self._capacity, timeout_s)
+        with self._monitor.lock:
+            return self._monitor.wait_for(lambda: self._queued < self._capacity, timeout_s)
 
     def end(self) -> None:
         """Say that nothing follows: silence from here on is no underrun, and no delay is needed."""
-        with self._changed:
+        with self._monitor.lock:
             self._ended = True
 
     def clear(self) -> BufferCounts:
@@ -149,26 +150,26 @@ class PlaybackBuffer:
         Returns:
             The counts of that moment.
         """
-        with self._changed:
+        with self._monitor.lock:
             self._chunks.clear()
             self._queued = 0
             self._forget_utterance()
-            self._changed.notify_all()
+            self._monitor.notify_all()
             return self._counts()
 
     def pause(self) -> None:
         """Answer with silence from the next block on, and keep what is queued."""
-        with self._changed:
+        with self._monitor.lock:
             self._paused = True
 
     def resume(self) -> None:
         """Go on with the next sample."""
-        with self._changed:
+        with self._monitor.lock:
             self._paused = False
 
     def read_into(self, block: NDArray[np.float32]) -> bool:
         """Fill ``block``, float32 ``[samples]``; return False once an ended utterance is over."""
-        with self._changed:
+        with self._monitor.lock:
             self._read_s, self._block = self._clock(), max(1, block.size)
             filled = self._take(block) if self._may_play() else 0
             block[filled:] = 0.0
@@ -178,7 +179,7 @@ class PlaybackBuffer:
             over = self._ended and not self._queued and self._fade.over
             if over:
                 self._forget_utterance()
-            self._changed.notify_all()
+            self._monitor.notify_all()
             return not over
 
     def _may_play(self) -> bool:

@@ -17,7 +17,6 @@ import json
 import logging
 import os
 import secrets
-import threading
 import time
 import zipfile
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from numpy.typing import NDArray
 
 from codecstream.errors import ArtifactError
 from codecstream.manifest import MODES
+from codecstream.monitor import new_lock
 
 if TYPE_CHECKING:
     from codecstream.runtimes import Program
@@ -93,7 +93,7 @@ class UtteranceSampler:
         self.every = every
         self.max_files = max_files
         self.max_s = max_s
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._utterances = 0
         self._written = 0
         self._failed = 0

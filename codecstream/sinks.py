@@ -85,6 +85,7 @@ class RawSink(ClosingSink):
 
     def __init__(self, stream: BinaryIO) -> None:
         stream.flush()
+        self._given = stream  # a buffer that nobody holds closes what is under it
         # Without Python's own buffer: sound leaves at once, and nothing is left to be flushed
         # into a broken pipe when the interpreter ends.
         self._stream: Any = getattr(stream, "raw", stream)

@@ -67,7 +67,7 @@ class UtteranceResult:
         frames_played: Frames that had been heard when the utterance ended, by what the client's
             ``ahead_s`` said then; after a cancel, how far the listener came. None where there is
             no ``ahead_s``, or where it could not say (a paused output does not).
-        sentences: Sentences that began.
+        sentences: Sentences that began to arrive.
         attempts: Requests sent: above 1, the connection was lost and it was asked for again.
         notices: Oddities that were tolerated, and losses that a new attempt made good.
         metrics: Latency figures.
@@ -222,16 +222,28 @@ class Speech:
         for chunk in self.pipeline.timeline[chunks:]:
             self._options.observers.chunk_decoded(chunk, self.progress(now_s))
 
-    def report_end(self) -> None:
-        """Tell the observers how it ended; once, however often it is called."""
-        if self.over and not self._end_reported:
-            self._end_reported = True
-            self._options.observers.utterance_ended(self.result)
+    def take_report(self) -> UtteranceResult | None:
+        """Return how it ended, once, for :meth:`report`."""
+        if not self.over or self._end_reported:
+            return None
+        self._end_reported = True
+        return self.result
+
+    def report(self, result: UtteranceResult | None) -> None:
+        """Tell the observers, which may call the client: hold no lock."""
+        if result is not None:
+            self._options.observers.utterance_ended(result)
 
     # The text
 
     def say(self, piece: str) -> None:
-        """Take a piece of the text; :meth:`transmit` sends it."""
+        """Take a piece of the text; :meth:`transmit` sends it.
+
+        Raises:
+            LocalProtocolError: It is no string.
+        """
+        if not isinstance(piece, str):
+            raise LocalProtocolError(f"text comes in strings, not {type(piece).__name__}")
         self._pieces.append(piece)
 
     def complete_text(self) -> None:

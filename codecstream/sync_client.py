@@ -7,9 +7,11 @@
         for chunk in client.speak("Hello.", voice="vivian"):
             robot.play(chunk.pcm)                    # float32 [samples] at 24 kHz
 
-One thread reads the socket for as long as the connection lives, one decodes, and the caller's own
-thread asks, waits and takes chunks. ``cancel``, ``pause`` and ``resume`` may be called from any
-thread. Ctrl-C leaves the ``with`` block like any error, which closes everything.
+One thread reads the socket for as long as the connection lives, one writes to it, one decodes, and
+the caller's own thread asks, waits and takes chunks. ``cancel``, ``pause`` and ``resume`` may be
+called from any thread and from a signal's handler. An observer and the text's iterator may call
+``cancel`` and ``close``, too, which do not wait in one of these threads. Ctrl-C leaves the ``with``
+block like any error, which closes everything.
 
 With a policy, playback begins as early as it can without running dry::
 
@@ -24,10 +26,10 @@ With a policy, playback begins as early as it can without running dry::
 from __future__ import annotations
 
 import atexit
+import contextlib
 import math
 import os
 import ssl as ssl_module
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -36,7 +38,8 @@ from typing import Any, Literal
 
 from codecstream import wire
 from codecstream.capture import Capture
-from codecstream.errors import LocalProtocolError
+from codecstream.errors import CodecStreamError, LocalProtocolError
+from codecstream.monitor import Monitor, MonitoredThread, new_lock
 from codecstream.observe import Observer, Observers
 from codecstream.options import Options, Reconnect
 from codecstream.pacing import Ahead
@@ -120,37 +123,45 @@ class SyncClient:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._changed = threading.Condition(threading.RLock())
-        self._starting = threading.Lock()  # one utterance at a time asks for the connection
+        self._monitor = Monitor()
+        self._starting = new_lock()  # one thread at a time asks for the connection
         self._connection: SyncConnection | None = None
         self._utterance: SyncUtterance | None = None
         self._opening: Opening | None = None
-        self._worker: threading.Thread | None = None
-        self._text_threads: list[threading.Thread] = []
+        self._pid = os.getpid()
+        self._worker: MonitoredThread | None = None
+        self._text_threads: list[MonitoredThread] = []
         self._open = False
+        self._close_asked = False  # perhaps while it is entered
 
     def __enter__(self) -> SyncClient:
         """Connect.
 
         Raises:
             ConnectionFailedError: The server cannot be reached or refuses the handshake.
-            LocalProtocolError: The client is open already.
+            LocalProtocolError: The client is open already, or was closed meanwhile.
             OSError: The capture's file cannot be written, or exists.
         """
         if self._open:
             raise LocalProtocolError("the client is open already: make another one")
+        self.close()  # what an observer's close() may have left
+        self._pid = os.getpid()
+        self._close_asked = False
         if self._options.capture is not None:
             self._options.capture.open()
         try:
-            self._connection = self._connect()
-            self._open = True
-            # A daemon: a program that forgets to close the client must be able to end.
-            worker = threading.Thread(target=self._decode, name="codecstream-decode", daemon=True)
-            worker.start()
-            self._worker = worker
+            self._connect()
+            with self._monitor.lock:
+                self._open = not self._close_asked
+            self._require_open()
+            self._worker = MonitoredThread(self._monitor, "codecstream-decode", self._decode)
+            self._worker.start()
             _open_clients.add(self)
-        except BaseException:  # Ctrl-C: nobody else will close what is open by now
+        except BaseException as error:  # Ctrl-C: nobody else will close what is open by now
+            closed = self._close_asked
             self.close()
+            if closed and isinstance(error, CodecStreamError):
+                raise LocalProtocolError("the client was closed while it was entered") from error
             raise
         return self
 
@@ -180,7 +191,7 @@ class SyncClient:
         config = self._options.configured(settings)
         self._require_open()
         return SyncUtterance(
-            text, config, self._options, self._changed, self._start, self._in_thread
+            text, config, self._options, self._monitor, self._start, self._in_thread
         )
 
     def pause(self) -> None:
@@ -202,50 +213,82 @@ class SyncClient:
         """Stop the utterance in flight, from any thread: nothing more of it is handed out.
 
         Its iteration ends at once, with ``result.status == "cancelled"``. Returns when the
-        connection is free again; does nothing where no utterance is in flight.
+        connection is free again, but at once in a thread of the client's own; does nothing where
+        no utterance is in flight.
         """
         utterance = self._utterance
-        if utterance is not None:
-            self._give_up(utterance)
-            with self._starting:
-                if self._connection is not None:
+        if utterance is None:
+            return
+        self._give_up(utterance)
+        if not self._monitor.in_own_thread():
+            with self._starting:  # another one may have started meanwhile
+                if self._utterance is utterance and self._connection is not None:
                     self._release(self._connection)
 
     def close(self) -> None:
         """End the utterance in flight, say goodbye and close. May be called twice.
 
+        Called by an observer or the text's iterator, it returns before all has ended: leaving the
+        ``with`` block waits for that.
+
         An iterator of text that waits for its next piece cannot be interrupted: it is waited for
         ``drain_timeout_s`` at most.
         """
-        with self._changed:
+        if os.getpid() != self._pid:
+            return  # the copy of a fork: connection and threads are its parent's
+        with self._monitor.lock:
             self._open = False
-            self._changed.notify_all()
-        if self._utterance is not None:
-            self._give_up(self._utterance)
-        with self._starting:  # a start in flight sees that the client is closed
-            connection, self._connection = self._connection, None
+            self._close_asked = True
+            self._monitor.notify_all()
+        utterance = self._utterance
+        try:
+            if utterance is not None:
+                self._give_up(utterance)
+        finally:  # it tells an observer, which may end the program
+            self._close()
+
+    def _close(self) -> None:
+        self._give_up_opening()
+        if self._monitor.in_own_thread():
+            connection = self._connection
             if connection is not None:
-                connection.close(goodbye=True)
-        worker, self._worker = self._worker, None
+                connection.leave(goodbye=True)
+            return
+        with self._starting:  # a start in flight sees that the client is closed
+            if self._connection is not None:
+                self._connection.close(goodbye=True)
+                self._connection = None
+        worker = self._worker  # another thread may be closing, too
         if worker is not None:
-            worker.join()  # its current chunk, at most
+            worker.wait()  # its current chunk, at most
+            self._worker = None
         until_s = time.perf_counter() + self._options.drain_timeout_s
         for thread in self._text_threads:
-            thread.join(max(0.0, until_s - time.perf_counter()))
+            thread.wait(max(0.0, until_s - time.perf_counter()))
         if self._options.capture is not None:
             self._options.capture.release()
         _open_clients.discard(self)
 
     def _give_up(self, utterance: SyncUtterance) -> None:
-        utterance.stop_now()
+        try:
+            utterance.stop_now()
+        finally:
+            self._give_up_opening()
+            utterance.settle()
+
+    def _give_up_opening(self) -> None:
         opening = self._opening
         if opening is not None:
             opening.give_up()
-        utterance.settle()
 
     def _in_thread(self, take_text: Callable[[], None]) -> None:
-        """Take the pieces of an utterance's text beside its caller."""
-        thread = threading.Thread(target=take_text, name="codecstream-text", daemon=True)
+        """Take the pieces of an utterance's text beside its caller.
+
+        Raises:
+            LocalProtocolError: See :meth:`_start`.
+        """
+        self._require_ready()
+        thread = MonitoredThread(self._monitor, "codecstream-text", take_text)
         self._text_threads = [old for old in self._text_threads if old.is_alive()]
         self._text_threads.append(thread)
         thread.start()
@@ -254,22 +297,35 @@ class SyncClient:
         if not self._open:
             raise LocalProtocolError("the client is not open: use it inside 'with'")
 
-    def _connect(self) -> SyncConnection:
-        self._opening = Opening(self._options)
+    def _require_ready(self) -> None:
+        self._require_open()
+        if self._monitor.in_own_thread():
+            raise LocalProtocolError(
+                "an observer or a text's iterator cannot take an utterance of the same client: "
+                "let another thread do it"
+            )
+
+    def _connect(self, unwanted: Callable[[], bool] = lambda: False) -> None:
+        self._opening = Opening(self._options, self._monitor, self._keep)
         try:
-            return SyncConnection(self._opening.run(), self._options, self._changed)
+            if not unwanted():  # asked only now, where it can be given up
+                self._opening.run()
         finally:
             self._opening = None
+
+    def _keep(self, connection: SyncConnection) -> None:
+        self._connection = connection
 
     def _start(self, utterance: SyncUtterance) -> None:
         """Send the request of ``utterance``, on a new connection where there is none.
 
         Raises:
-            LocalProtocolError: Another utterance is in flight, or the client was closed.
+            LocalProtocolError: Another utterance is in flight, the client was closed, or an
+                observer asks, which would wait for the thread that it is called in.
             ConnectionFailedError: The server cannot be reached.
         """
+        self._require_ready()
         with self._starting:
-            self._require_open()
             previous = self._utterance
             if previous is not None and previous is not utterance:
                 if not previous.over:
@@ -279,16 +335,18 @@ class SyncClient:
                     )
                 previous.settle()
             self._utterance = utterance
+            self._require_open()  # only now: what close() ends is the utterance that it sees
             if self._connection is not None:
                 self._release(self._connection)
             if utterance.over:
                 return  # cancelled meanwhile
             if self._connection is None:
-                self._connection = self._connect()
-            if utterance.over:
+                self._connect(lambda: utterance.over)
+            connection = self._connection
+            if utterance.over or connection is None:
                 return
-            utterance.connection = self._connection
-            self._connection.start(utterance.speech, utterance.speech.config)
+            utterance.connection = connection
+            connection.start(utterance.speech, utterance.speech.config)
             if utterance.over:  # cancelled in this very moment: nobody else tells the server
                 utterance.settle()
 
@@ -303,7 +361,7 @@ class SyncClient:
     def _decode(self) -> None:
         """Decode, chunk by chunk, whatever utterance is in flight, until the client is closed."""
         while True:
-            with self._changed:
+            with self._monitor.lock:
                 while True:
                     if not self._open:
                         return
@@ -317,20 +375,20 @@ class SyncClient:
                             break
                         again_s = speech.pipeline.ask_again_s
                         wait_s = None if math.isinf(again_s) else max(0.0, again_s - now_s)
-                    self._changed.notify_all()  # it may have ended
-                    self._changed.wait(wait_s)
+                    self._monitor.notify_all()  # it may have ended
+                    self._monitor.wait(wait_s)
             started_s = time.perf_counter()
             try:
                 pcm = job.run()
-            except Exception as error:
-                with self._changed:
+            except BaseException as error:  # SystemExit would end this thread, and no one knew
+                with self._monitor.lock:
                     speech.pipeline.fail_job(job, error)
-                    self._changed.notify_all()
+                    self._monitor.notify_all()
                 continue
             now_s = time.perf_counter()
-            with self._changed:
+            with self._monitor.lock:
                 speech.finish_job(job, pcm, started_s, now_s)
-                self._changed.notify_all()
+                self._monitor.notify_all()
 
 
 _open_clients: weakref.WeakSet[SyncClient] = weakref.WeakSet()
@@ -340,4 +398,5 @@ _open_clients: weakref.WeakSet[SyncClient] = weakref.WeakSet()
 def _close_all() -> None:
     """Say goodbye for a program that ends without closing its clients."""
     for client in list(_open_clients):
-        client.close()
+        with contextlib.suppress(SystemExit):  # an observer's; the program ends anyway
+            client.close()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import threading
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 
 from codecstream import wire
 from codecstream.errors import CodecStreamError, ConnectionFailedError
+from codecstream.monitor import Monitor
 from codecstream.observe import Progress
 from codecstream.options import Options
 from codecstream.pipeline import AudioChunk
@@ -15,8 +16,6 @@ from codecstream.speech import Speech, UtteranceResult
 from codecstream.sync_connection import SyncConnection
 
 __all__ = ["SyncUtterance"]
-
-_WAIT_S = 1.0  # a wait without a limit cannot be interrupted on every system
 
 
 class SyncUtterance:
@@ -34,12 +33,12 @@ class SyncUtterance:
         text: str | Iterable[str],
         config: wire.SessionConfig,
         options: Options,
-        changed: threading.Condition,
+        monitor: Monitor,
         start: Callable[[SyncUtterance], None],
         in_thread: Callable[[Callable[[], None]], None],
     ) -> None:
         self._text = text
-        self._changed = changed  # the client's: guards what is shared, and tells of changes
+        self._monitor = monitor  # the client's: guards what is shared, and tells of changes
         self._start = start
         self._in_thread = in_thread
         self._begun = False
@@ -58,13 +57,13 @@ class SyncUtterance:
         Raises:
             LocalProtocolError: It has not ended yet.
         """
-        with self._changed:
+        with self._monitor.lock:
             return self.speech.result
 
     @property
     def progress(self) -> Progress:
         """How far it is."""
-        with self._changed:
+        with self._monitor.lock:
             return self.speech.progress(time.perf_counter())
 
     @property
@@ -78,36 +77,35 @@ class SyncUtterance:
         Frames are still received. Decoding stops when ``max_ahead_s`` of audio wait. An error or
         a cancel ends the iteration all the same.
         """
-        with self._changed:
+        with self._monitor.lock:
             self.speech.pipeline.paused = True
 
     def resume(self) -> None:
         """Hand out chunks again, from where it was paused."""
-        with self._changed:
+        with self._monitor.lock:
             self.speech.pipeline.paused = False
-            self._changed.notify_all()
+            self._monitor.notify_all()
 
     def __iter__(self) -> Iterator[AudioChunk]:
         return self
 
     def __next__(self) -> AudioChunk:
         if not self._begun and not self.over:
-            self._begun = True
-            self._say()
             self._request()
         while True:
-            with self._changed:
+            with self._monitor.lock:
                 chunk = self.speech.take(time.perf_counter())
                 if chunk is not None:
-                    self._changed.notify_all()  # there is room, and it is heard from now on
+                    self._monitor.notify_all()  # there is room, and it is heard from now on
                     return chunk
                 if self.over:
                     break
                 if self.speech.retry_delay_s is None and self._wait():
                     continue
             self._request_again()
-        with self._changed:
-            self.speech.report_end()
+        with self._monitor.lock:
+            result = self.speech.take_report()
+        self.speech.report(result)
         if not self.speech.cancelled:  # else whoever cancelled it does that
             self.settle()
         error = self.speech.pipeline.error
@@ -117,10 +115,11 @@ class SyncUtterance:
 
     def stop_now(self) -> None:
         """Hand out nothing more; :meth:`settle` tells the server."""
-        with self._changed:
+        with self._monitor.lock:
             self.speech.stop()
-            self.speech.report_end()
-            self._changed.notify_all()
+            result = self.speech.take_report()
+            self._monitor.notify_all()
+        self.speech.report(result)
 
     def settle(self) -> None:
         """Stop what the server still does for this utterance."""
@@ -130,7 +129,7 @@ class SyncUtterance:
     def _wait(self) -> bool:
         """Wait for news, and look after the server's silence; return False where to ask again."""
         speech, connection = self.speech, self.connection
-        wait_s = _WAIT_S
+        wait_s = math.inf
         if connection is not None and connection.serves(speech) and not speech.pipeline.finished:
             now_s = time.perf_counter()
             failure, until_s = speech.check_silence(
@@ -138,23 +137,26 @@ class SyncUtterance:
             )
             if failure is not None:
                 speech.give_up_waiting(failure, now_s)
-                self._changed.notify_all()
+                self._monitor.notify_all()
                 return False
             wait_s = min(wait_s, until_s)
         until_begin_s = speech.pipeline.begin_s - time.perf_counter()
-        self._changed.wait(max(0.0, min(wait_s, until_begin_s)))
+        self._monitor.wait(max(0.0, min(wait_s, until_begin_s)))
         return True
 
     def _request(self) -> None:
         """Send the request; an error ends the utterance, or makes another attempt due."""
         speech = self.speech
         try:
+            if not self._begun:
+                self._begun = True
+                self._say()
             self._start(self)
         except ConnectionFailedError as error:
-            with self._changed:
+            with self._monitor.lock:
                 speech.lose(error)
         except CodecStreamError as error:
-            with self._changed:
+            with self._monitor.lock:
                 speech.stop(error)
 
     def _request_again(self) -> None:
@@ -166,8 +168,8 @@ class SyncUtterance:
             return
         if connection is not None:
             connection.close(goodbye=False)
-        with self._changed:
-            self._changed.wait_for(lambda: speech.over, delay_s)
+        with self._monitor.lock:
+            self._monitor.wait_for(lambda: speech.over, delay_s)
             if speech.over:
                 return
             speech.begin_again()
@@ -188,13 +190,13 @@ class SyncUtterance:
         failure: CodecStreamError | None = None
         try:
             for piece in pieces:
-                with self._changed:
+                with self._monitor.lock:
                     if speech.pipeline.finished or speech.failed_remotely:
                         break  # it ended before its text did; what follows belongs to nothing
                     speech.say(piece)
                 self._transmit()
             else:
-                with self._changed:
+                with self._monitor.lock:
                     speech.complete_text()
                 self._transmit()
             close = getattr(pieces, "close", None)
@@ -202,13 +204,13 @@ class SyncUtterance:
                 close()
         except CodecStreamError as error:
             failure = error
-        except Exception as error:  # the caller's iterator failed: the caller gets it
+        except BaseException as error:  # the caller's iterator failed: the caller gets it
             failure = CodecStreamError(f"the text's iterator failed: {error!r}")
             failure.__cause__ = error
         if failure is not None:
-            with self._changed:
+            with self._monitor.lock:
                 speech.stop(failure)
-                self._changed.notify_all()
+                self._monitor.notify_all()
 
     def _transmit(self) -> None:
         """Send what is known of the text, where a connection is there to take it."""

@@ -108,7 +108,7 @@ class Utterance:
                 break
             self._news.clear()
             await _set_by(self._news, self.speech.pipeline.begin_s)
-        self.speech.report_end()
+        self.speech.report(self.speech.take_report())
         self.wake()  # where it ended here
         if not self.speech.cancelled:  # else whoever cancelled it does that
             await self.settle()
@@ -120,7 +120,7 @@ class Utterance:
     def stop_now(self) -> None:
         """Hand out nothing more; :meth:`settle` tells the server."""
         self.speech.stop()
-        self.speech.report_end()
+        self.speech.report(self.speech.take_report())
         self.wake()
 
     async def settle(self) -> None:

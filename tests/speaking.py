@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +18,7 @@ from codecstream import AudioChunk, CodecStreamError, Utterance
 from codecstream.testing import Fault, Recording, ReplayServer
 
 CODES = make_codes(57)
+ROOT = Path(__file__).parents[1]
 
 
 async def collect(utterance: Utterance) -> NDArray[np.float32]:
@@ -42,3 +48,15 @@ async def fails(utterance: Utterance, kind: type[CodecStreamError]) -> Any:
 
 def replay(*faults: Fault, **options: Any) -> ReplayServer:
     return ReplayServer([Recording(CODES)], faults=faults, **{"pace": 0, **options})
+
+
+@contextmanager
+def example_server(*arguments: object) -> Iterator[str]:
+    """Run examples/replay_server.py; yields the URL that it prints on its first line."""
+    command = [sys.executable, "-u", "examples/replay_server.py", *map(str, arguments)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.kill()  # else a test that fails would wait for it

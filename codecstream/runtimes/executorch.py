@@ -10,10 +10,9 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.metadata
-import threading
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from codecstream.artifact import Artifact
 from codecstream.errors import ArtifactError, DecoderError, MissingDependencyError
 from codecstream.geometry import CodecGeometry
+from codecstream.monitor import new_lock
 from codecstream.runtimes import WindowCall
 from codecstream.runtimes.interface import describe, first_line, is_newer, read_interface
 
@@ -126,7 +126,7 @@ class _Loaded:
 
     def __init__(self, backend: _Backend, artifact: Artifact, path: Path) -> None:
         self._backend, self._artifact, self._path = backend, artifact, path
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         try:
             self._program = backend.open(path)
         except Exception as error:  # the packages raise classes of their own
@@ -181,7 +181,9 @@ class _Loaded:
 class _Method:
     """A method that is safe to call from several threads, and whose results are the caller's."""
 
-    def __init__(self, backend: _Backend, program: Any, call: Any, lock: threading.Lock) -> None:
+    def __init__(
+        self, backend: _Backend, program: Any, call: Any, lock: AbstractContextManager[Any]
+    ) -> None:
         self._backend, self._call, self._lock = backend, call, lock
         self._program = program  # native code of the method borrows from it
 

@@ -40,7 +40,9 @@ async def test_messages_and_their_times_are_written(
     packets = [record for record in records if record.data is not None]
     assert packets[0].data == encode_packet(0, CODES[:1])
     assert packets[len(CODES) - 1].t_ms - packets[0].t_ms > 100  # 57 frames at 4 ms
-    assert (records[-1].kind, records[-1].code, records[-1].by) == ("closed", 1000, "client")
+    assert (records[-1].kind, records[-1].code) == ("closed", 1000)
+    # In threads, the server may answer what is said last before the client closes.
+    assert records[-1].by == "client" or (shell, records[-1].by) == ("threads", "server")
     assert json.loads(records[-2].message)["type"] == "session.close"
 
 

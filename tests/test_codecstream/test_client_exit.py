@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import signal
 import sys
 from pathlib import Path
@@ -87,6 +88,19 @@ async def main():
     utterance = client.speak("x")
     say("heard", (await anext(utterance)).frames)
 asyncio.run(main())
+"""
+
+FORKED = """
+import os, warnings
+warnings.simplefilter("ignore")  # a process with threads that forks: just what is tried
+with codecstream.sync_connect(url, Silent(), drain_timeout_s=0.2) as client:
+    utterance = client.speak("x")
+    next(utterance)
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)
+    os.waitpid(child, 0)
+    say(2 + sum(chunk.frames for chunk in utterance), utterance.result.status)
 """
 
 NEVER_ENTERED = """
@@ -212,8 +226,41 @@ async def test_threads_left_open_still_say_goodbye() -> None:
         assert goodbye.is_set()
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is none on this system")
+async def test_a_forked_child_leaves_its_parents_connection_alone() -> None:
+    async with replay(pace=0.1) as server:
+        assert await run(FORKED, server.url) == [f"{len(CODES)} complete"]
+
+
 async def test_a_client_that_is_never_entered_is_nothing() -> None:
     assert await run(NEVER_ENTERED, "ws://127.0.0.1:9/x") == ["made"]
+
+
+async def one_each(peer: Peer) -> None:
+    """Speak once, and close the connection."""
+    await peer.request()
+    await peer.speak(CODES)
+
+
+MODES = {"enter": 30, "loop": 30, "again": 30, "close": 10, "handler": 30, "ending": 10}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("lasting", [True, False])
+async def test_a_signal_at_any_moment_leaves_nothing_behind(mode: str, lasting: bool) -> None:
+    """Also with a server that closes after each utterance, so that the next one connects anew."""
+    async with replay() if lasting else ScriptedServer(one_each) as server:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "tests/interrupted.py", server.url, mode, "7"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+        )
+        said, errors = await asyncio.wait_for(process.communicate(), 4 * PATIENCE_S)
+    *faults, tried = said.decode().splitlines() or [""]
+    assert (faults, process.returncode) == ([], 0), errors.decode()
+    assert int(tried) >= MODES[mode]
+    assert server.failures == []
 
 
 # Cancelled tasks

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from speaking import example_server
 
 import codecstream
 from codecstream import demo
@@ -36,12 +37,8 @@ def run_player(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def replay_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL that examples/replay_server.py prints on its first line."""
-    command = [sys.executable, "-u", "examples/replay_server.py", *request.param]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        yield server.stdout.readline().strip()
-        server.terminate()
+    with example_server(*request.param) as url:
+        yield url
 
 
 def test_the_package_brings_a_small_demo() -> None:
@@ -113,14 +110,10 @@ def test_player_against_the_replay_server(replay_url: str, tmp_path: Path) -> No
 def test_case_8_demo_decoder_refuses_a_talkers_stream(tmp_path: Path) -> None:
     codes = tmp_path / "codes.npy"
     np.save(codes, np.zeros((3, 16), np.int16))
-    command = [sys.executable, "-u", "examples/replay_server.py", "--codes", str(codes)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        url = server.stdout.readline().strip()
+    with example_server("--codes", codes) as url:
         done = run_player(
             "--no-audio", "--url", url, "--artifact", demo.artifact_dir(), "--text", "x"
         )
-        server.terminate()
     assert done.returncode == 1
     assert done.stderr.startswith("error: the stream does not fit the decoder artifact: decoder_id")
 

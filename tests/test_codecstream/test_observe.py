@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -220,3 +221,16 @@ def test_chunks_over_their_budget_by_hand() -> None:
     figures = summarise(chunks, sample_rate_hz=24_000)
     assert (figures.chunks_over_budget, figures.worst_budget_share) == (1, 1.25)
     assert summarise([], 24_000).worst_budget_share is None
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_an_observer_cannot_keep_a_program_from_ending(kind: type[BaseException]) -> None:
+    class Ending(Observer):
+        def connected(self, url: str) -> None:
+            raise kind
+
+    observers = Observers(Ending())
+    with pytest.raises(kind):
+        observers.connected("ws://host")
+    with ThreadPoolExecutor() as pool:
+        pool.submit(observers.connected, "ws://host").result()

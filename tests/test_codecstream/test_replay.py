@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from shells import Outcome, accept_by_hand, both_shells, listen, raw_server, say
-from speaking import CODES, replay
+from speaking import CODES, example_server, replay
 from support import LedgerProgram
 
 import codecstream
@@ -237,14 +237,10 @@ async def test_the_example_serves_a_capture(ledger_program: LedgerProgram, tmp_p
     path = tmp_path / "c.jsonl"
     async with replay(Fault("error", packet=20)) as server:
         (original,) = await say("asyncio", server.url, ledger_program, "x", capture=path)
-    command = [sys.executable, "-u", "examples/replay_server.py", "--capture", str(path)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        url = await asyncio.to_thread(process.stdout.readline)
+    with example_server("--capture", path) as url:
         for shell in ("asyncio", "threads"):  # the capture begins again for the next client
-            (replayed,) = await say(shell, url.strip(), ledger_program, "x")
+            (replayed,) = await say(shell, url, ledger_program, "x")
             same(replayed, original)
-        process.terminate()
 
 
 def test_the_example_says_what_is_wrong_with_a_capture(tmp_path: Path) -> None:

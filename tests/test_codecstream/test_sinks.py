@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import threading
@@ -130,3 +131,11 @@ def test_the_null_sink_counts() -> None:
         sink.write(noise(100))
         sink.write(noise(20))
     assert sink.written_samples == 120
+
+
+def test_a_file_that_nobody_else_holds_stays_open(tmp_path: Path) -> None:
+    sink = RawSink((tmp_path / "a.raw").open("wb"))
+    gc.collect()
+    sink.write(np.zeros(4, np.float32))
+    assert (tmp_path / "a.raw").stat().st_size == 8
+    sink._given.close()

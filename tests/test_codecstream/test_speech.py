@@ -190,6 +190,20 @@ def test_a_failure_drops_audio_or_comes_after_it(after_audio: bool) -> None:
     assert pipeline.over and pipeline.error is failure
 
 
+def test_sentences_count_when_they_arrive_and_not_when_they_are_decoded() -> None:
+    pipeline = make_pipeline()
+    for event in [*events_of(CODES), *events_of(CODES)]:
+        pipeline.feed(event, 0.0)
+    assert pipeline.sentences == 2
+    job = pipeline.next_job()
+    assert job is not None
+    pipeline.finish_job(job, job.run(), 0.0, 0.0)
+    chunk = pipeline.take()
+    assert chunk is not None and chunk.sentence_index == 0
+    pipeline.feed(UtteranceFailed(ServerError("no")), 0.0)
+    assert pipeline.sentences == 2
+
+
 def test_a_job_that_fails_ends_it_and_names_the_cause() -> None:
     pipeline = make_pipeline()
     for event in events_of(CODES):

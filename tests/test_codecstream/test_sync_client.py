@@ -7,25 +7,40 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
 import trustme
 from numpy.typing import NDArray
-from shells import leftovers, listen_in_thread, nothing_left, raw_server
+from shells import (
+    PATIENCE_S,
+    in_thread,
+    leftovers,
+    listen_in_thread,
+    nothing_left,
+    pcm_of,
+    raw_server,
+)
 from speaking import CODES, replay
 from support import SAMPLES, LedgerProgram, expected_ledger
+from websockets.sync.client import ClientConnection
 
 import codecstream
 from codecstream import (
     CodecStreamError,
     ConnectionFailedError,
+    DecoderError,
     LocalProtocolError,
+    Observer,
     OutputError,
     SyncClient,
+    sync_client,
 )
+from codecstream.metrics import ChunkTime
+from codecstream.observe import Progress
 from codecstream.protocol import Session
+from codecstream.sync_connection import Opening, SyncConnection
 from codecstream.testing import Peer, ScriptedServer
 from codecstream.wire import SessionClose, SessionConfig
 
@@ -33,17 +48,6 @@ __all__ = ["nothing_left"]
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 WHOLE = expected_ledger(CODES)
-PATIENCE_S = 20.0
-T = TypeVar("T")
-
-
-async def in_thread(function: Callable[[], T]) -> T:
-    """Run the test's own part beside the server; a hang is a failure."""
-    return await asyncio.wait_for(asyncio.to_thread(function), PATIENCE_S)
-
-
-def pcm_of(utterance: Any) -> NDArray[np.float32]:
-    return np.concatenate([np.empty(0, np.float32), *(chunk.pcm for chunk in utterance)])
 
 
 async def test_a_robots_loop(ledger_program: LedgerProgram) -> None:
@@ -207,6 +211,66 @@ async def test_cancel_while_a_new_connection_opens(ledger_program: LedgerProgram
         await in_thread(use)
 
 
+async def test_cancel_before_a_new_connection_is_asked_for(
+    ledger_program: LedgerProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes between the last look at the utterance and the connection that never opens."""
+
+    class Late(Opening):
+        def __init__(self, *args: Any) -> None:
+            if clients:
+                clients[0].cancel()
+            super().__init__(*args)
+
+    clients: list[SyncClient] = []
+    monkeypatch.setattr(sync_client, "Opening", Late)
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.speak(CODES)  # and then the server closes
+
+    async def at_first_only(connection: object, request: object) -> None:
+        if clients:
+            await asyncio.sleep(3600)
+
+    def use() -> None:
+        with codecstream.sync_connect(server.url, ledger_program, open_timeout_s=600) as client:
+            pcm_of(client.speak("one"))
+            connection = client._connection
+            assert connection is not None
+            connection.close(goodbye=False)
+            clients.append(client)
+            utterance = client.speak("two")
+            assert list(utterance) == []
+            assert utterance.result.status == "cancelled"
+
+    options: dict[str, Any] = {"process_request": at_first_only, "open_timeout": None}
+    async with ScriptedServer(script, **options) as server:
+        await in_thread(use)
+
+
+async def test_giving_up_what_is_open_by_now_leaves_it_open(
+    ledger_program: LedgerProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    openings: list[Opening] = []
+
+    class Kept(Opening):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            openings.append(self)
+
+    monkeypatch.setattr(sync_client, "Opening", Kept)
+
+    def use() -> None:
+        with codecstream.sync_connect(server.url, ledger_program) as client:
+            openings[0].give_up()  # as a cancel does that comes a moment too late
+            assert np.array_equal(pcm_of(client.speak("x")), WHOLE)
+
+    async with replay() as server:
+        await in_thread(use)
+    assert server.connections == 1
+
+
 async def test_close_from_another_thread_ends_the_loop(ledger_program: LedgerProgram) -> None:
     def use() -> None:
         with codecstream.sync_connect(server.url, ledger_program) as client:
@@ -284,23 +348,41 @@ async def test_text_may_come_in_pieces_while_sound_is_coming(
     assert server.failures == []
 
 
-async def test_a_failing_text_iterator_reaches_the_caller(ledger_program: LedgerProgram) -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
+async def test_a_failing_text_iterator_reaches_the_caller(
+    kind: type[BaseException], ledger_program: LedgerProgram
+) -> None:
     def pieces() -> Iterator[str]:
         yield "Hel"
-        raise RuntimeError("the language model went away")
+        raise kind("the language model went away")
 
     def use() -> None:
         with codecstream.sync_connect(server.url, ledger_program) as client:
             utterance = client.speak(pieces())
             with pytest.raises(CodecStreamError, match="language model went away") as caught:
                 next(utterance)
-            assert isinstance(caught.value.__cause__, RuntimeError)
+            assert isinstance(caught.value.__cause__, kind)
             assert utterance.result.status == "failed"
             assert np.array_equal(pcm_of(client.speak("x")), WHOLE)
 
     async with replay() as server:
         await in_thread(use)
     assert server.connections == 1
+
+
+@pytest.mark.parametrize("wrong", [None, 7, b"x"])
+@pytest.mark.parametrize("wrap", [lambda text: text, lambda text: ["Hel", text]])
+async def test_text_that_is_no_text_reaches_the_caller(
+    wrong: Any, wrap: Callable[[Any], Any], ledger_program: LedgerProgram
+) -> None:
+    def use() -> None:
+        with codecstream.sync_connect(server.url, ledger_program) as client:
+            with pytest.raises(CodecStreamError, match="text"):
+                list(client.speak(wrap(wrong)))
+            assert np.array_equal(pcm_of(client.speak("x")), WHOLE)
+
+    async with replay() as server:
+        await in_thread(use)
 
 
 async def test_a_text_iterator_left_early_is_closed(ledger_program: LedgerProgram) -> None:
@@ -407,20 +489,65 @@ async def test_decoder_failure_reaches_the_caller_and_stops_the_server(
     assert (server.connections, server.failures) == (1, [])
 
 
+@pytest.mark.parametrize(("part", "method"), [(Session, "receive"), (ClientConnection, "send")])
 async def test_a_fault_of_this_program_does_not_look_like_the_networks(
-    ledger_program: LedgerProgram, monkeypatch: pytest.MonkeyPatch
+    part: type, method: str, ledger_program: LedgerProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: Session, message: object) -> list[object]:
+    def broken(self: object, message: object) -> None:
         raise ZeroDivisionError
 
     def use() -> None:
         with codecstream.sync_connect(server.url, ledger_program) as client:
             with monkeypatch.context() as patch:
-                patch.setattr(Session, "receive", broken)
+                patch.setattr(part, method, broken)
                 with pytest.raises(CodecStreamError, match="ZeroDivisionError") as caught:
                     pcm_of(client.speak("x"))
                 assert isinstance(caught.value.__cause__, ZeroDivisionError)
             assert np.array_equal(pcm_of(client.speak("x")), WHOLE)
+
+    async with replay() as server:
+        await in_thread(use)
+
+
+async def test_exits_within_a_program_or_a_hook_end_no_thread(
+    ledger_program: LedgerProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hook(Observer):
+        def chunk_decoded(self, chunk: ChunkTime, progress: Progress) -> None:
+            raise SystemExit
+
+    def exits(codes: object, state: object) -> None:
+        raise SystemExit
+
+    def use() -> None:
+        with codecstream.sync_connect(server.url, ledger_program, observer=Hook()) as client:
+            assert np.array_equal(pcm_of(client.speak("x")), WHOLE)
+            with monkeypatch.context() as patch:
+                patch.setattr(ledger_program, "step", exits)
+                with pytest.raises(DecoderError, match="SystemExit"):
+                    pcm_of(client.speak("x"))
+            assert np.array_equal(pcm_of(client.speak("x")), WHOLE)
+
+    async with replay() as server:
+        await in_thread(use)
+
+
+@pytest.mark.parametrize(
+    ("part", "method"),
+    [(SyncClient, "_decode"), (SyncConnection, "_deliver"), (SyncConnection, "_next_message")],
+)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_closing_does_not_wait_for_a_thread_that_has_failed(
+    part: type, method: str, ledger_program: LedgerProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exits(self: object, *_: object) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(part, method, exits)
+
+    def use() -> None:
+        with codecstream.sync_connect(server.url, ledger_program, drain_timeout_s=0.2):
+            pass
 
     async with replay() as server:
         await in_thread(use)

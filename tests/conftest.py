@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import stalls
 from artifacts import FOLDER_VARIABLE, Store, skip_or_fail
 from support import LedgerProgram
 
@@ -27,6 +28,21 @@ PACKAGES = {
     "executorch": ("executorch_numpy_runtime", "executorch"),
     "torch_export": ("torch",),
 }
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--stalls",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="stand the process still at random moments, for up to so long",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if longest_s := config.getoption("--stalls"):
+        stalls.begin(longest_s)
 
 
 @pytest.fixture

@@ -37,6 +37,12 @@ class CallbackStop(Exception):
     pass
 
 
+def set_event() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
+
+
 @dataclass
 class FakeDevice:
     name: str = "Speakers"
@@ -45,7 +51,7 @@ class FakeDevice:
     default_rate_hz: float = 48_000.0
     granted_hz: float | None = None  # None: as asked
     latency_s: float = 0.02
-    close_hangs_s: float = 0.0
+    lets_go: threading.Event = field(default_factory=set_event)
 
     def check(self, rate_hz: float, channels: int) -> None:
         if channels not in self.channels:
@@ -177,7 +183,7 @@ class FakeStream:
 
     def close(self) -> None:
         self.calls.append("close")
-        time.sleep(self._device.close_hangs_s)
+        self._device.lets_go.wait()
         self.active, self.stopped = False, True
         self._held.clear()
 

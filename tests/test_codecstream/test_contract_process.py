@@ -183,8 +183,9 @@ def test_one_allowed_cpu_means_one_thread(runtime: str, artifact: Path) -> None:
 @pytest.mark.case(34)
 @needs_proc
 def test_threads_sleep_between_chunks(guest: dict[str, Any]) -> None:
-    assert guest["busy_s"] <= 1.5 * guest["decoding_s"] + 0.05
-    assert guest["idle_s"] < 0.05
+    """A thread that does not would take 2 s in each of the two spans."""
+    assert guest["busy_s"] - guest["decoding_s"] < 1
+    assert guest["idle_s"] < 1
 
 
 # In a process of its own too: what the tests before it left behind comes and goes there.

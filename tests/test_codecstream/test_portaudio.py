@@ -120,13 +120,11 @@ def broken(block):
 
 player = Player(24000, device="recorder")
 player._stream._read_into = broken
-started_s = time.monotonic()
 try:
     player.write(ramp(24000, 0))
     player.drain()
 except PlaybackError as error:
     assert "in the callback" in str(error)
-    assert time.monotonic() - started_s < 1
 else:
     sys.exit("no error")
 """,
